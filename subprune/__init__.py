@@ -1,0 +1,1 @@
+"""One-shot structured pruning by submodular optimisation."""
