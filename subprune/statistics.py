@@ -1,0 +1,282 @@
+"""Streamed statistics ``G = BᵀB``, ``C = BᵀY``, ``t = ‖Y‖²`` of a layer that reads the units.
+
+Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size, every
+chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and summed in
+float64. How the inputs of a convolution become rows is in :mod:`subprune.patches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subprune.errors import DataError, OptionError
+from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches
+
+__all__ = [
+    "Accumulator",
+    "Consumer",
+    "ConsumerStatistics",
+    "Convolution",
+    "Statistics",
+    "conv_rows",
+    "patches",
+    "unit_count",
+]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one consumer says about its input columns; d columns, m outputs.
+
+    Selection, reweighting, error curves and bounds need nothing else.
+    """
+
+    gram: Tensor  # [d, d] float64, BᵀB
+    cross: Tensor  # [d, m] float64, BᵀY
+    energy: float  # t = ‖Y‖²
+    rows: int  # rows of B seen
+    sums: Tensor  # [d] float64, column sums of B
+    target_sums: Tensor  # [m] float64, column sums of Y
+    units: Tensor  # [d] int64, unit of each column; -1: belongs to no unit, always kept
+
+    def __post_init__(self) -> None:
+        d, m = self.cross.shape
+        shapes = {"gram": (d, d), "sums": (d,), "target_sums": (m,), "units": (d,)}
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                got = tuple(getattr(self, name).shape)
+                raise DataError(f"statistics: {name} has shape {got}, but cross [{d}, {m}] needs {shape}")
+        for name in ("gram", "cross", "sums", "target_sums"):
+            if getattr(self, name).dtype != torch.float64:
+                raise DataError(f"statistics: {name} is {getattr(self, name).dtype}, must be float64")
+        if self.units.dtype != torch.int64 or (d and int(self.units.min()) < -1):
+            raise DataError("statistics: units must be int64 with values ≥ -1 (-1: belongs to no unit)")
+
+    @property
+    def width(self) -> int:
+        """Number of input columns, d."""
+        return self.gram.shape[0]
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs, m."""
+        return self.cross.shape[1]
+
+    def columns(self, kept: Iterable[int]) -> Tensor:
+        """Indices [q] of the columns that stay when the units ``kept`` stay: theirs and the unit-less."""
+        wanted = torch.tensor([-1, *(int(unit) for unit in kept)], device=self.units.device)
+        return torch.isin(self.units, wanted).nonzero().flatten()
+
+    def check_finite(self, where: str) -> None:
+        """Raise a DataError naming ``where`` if a statistic is not finite."""
+        parts = (self.gram, self.cross, self.sums, self.target_sums)
+        if not all(bool(torch.isfinite(part).all()) for part in parts) or not abs(self.energy) < float("inf"):
+            raise DataError(
+                f"{where}: the statistics overflowed: activations are too large to be multiplied in their "
+                "own precision; run the calibration in float64, or check the model"
+            )
+
+
+def unit_count(stats: Sequence[Statistics]) -> int:
+    """One more than the largest unit number in any of the statistics."""
+    return max((int(s.units.max()) + 1 for s in stats if s.width), default=0)
+
+
+def _sum_device(device: torch.device) -> torch.device:
+    """Where float64 sums can be kept: the device itself, or the CPU if it has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+class Accumulator:
+    """Sums of ``BᵀB``, ``BᵀY`` and ``‖Y‖²`` over rows that arrive in pieces.
+
+    d: input columns; m: outputs (0 if the target is a linear function of the rows, see
+    :meth:`result_for_weight`); units: [d] int64, the unit of each column or -1.
+    """
+
+    def __init__(self, d: int, m: int, units: Tensor, where: str = "statistics") -> None:
+        if tuple(units.shape) != (d,):
+            raise DataError(f"{where}: units has shape {tuple(units.shape)}, must be ({d},)")
+        self.d, self.m, self.units, self.where = d, m, units, where
+        self.rows = 0
+        self._energy = 0.0
+        self._sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def update(self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES) -> None:
+        """Add rows [n, d] and their targets [n, m] (None if m is 0)."""
+        if targets is None:
+            targets = rows.new_zeros(rows.shape[0], 0)
+        if rows.shape[1:] != (self.d,) or targets.shape != (rows.shape[0], self.m):
+            raise DataError(
+                f"{self.where}: rows {tuple(rows.shape)} and targets {tuple(targets.shape)} do not fit "
+                f"[n, {self.d}] and [n, {self.m}]"
+            )
+        step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
+        for start in range(0, rows.shape[0], step):
+            self._add(rows[start : start + step], targets[start : start + step])
+
+    def _add(self, rows: Tensor, targets: Tensor) -> None:
+        exact = rows.dtype == torch.float64 or targets.dtype == torch.float64
+        dtype = torch.float64 if exact else torch.float32
+        rows, targets = rows.detach().to(dtype), targets.detach().to(dtype)
+        device = _sum_device(rows.device)
+        column_sums = _wide_sum(rows).to(device)
+        target_sums = _wide_sum(targets).to(device)
+        for name, total in (("inputs", column_sums), ("targets", target_sums)):
+            if not bool(torch.isfinite(total).all()):
+                raise DataError(
+                    f"{self.where}: the {name} contain NaN or infinity; check the calibration data, and "
+                    "that the model gives finite activations on it in eval mode"
+                )
+        if self._sums is None:
+            shapes = ((self.d, self.d), (self.d, self.m), (self.d,), (self.m,))
+            gram, cross, sums, totals = (column_sums.new_zeros(shape) for shape in shapes)
+            self._sums = (gram, cross, sums, totals)
+        gram, cross, sums, totals = self._sums
+        gram += (rows.T @ rows).to(device)
+        cross += (rows.T @ targets).to(device)
+        sums += column_sums
+        totals += target_sums
+        self._energy += float(targets.to(device).square().sum(dtype=torch.float64))
+        self.rows += rows.shape[0]
+
+    def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self._sums is None:
+            raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
+        gram, cross, sums, totals = self._sums
+        return (gram + gram.T).div_(2), cross.clone(), sums.clone(), totals.clone()
+
+    def result(self) -> Statistics:
+        """The statistics of all rows seen so far."""
+        gram, cross, sums, totals = self._totals()
+        units = self.units.to(gram.device)
+        stats = Statistics(gram, cross, self._energy, self.rows, sums, totals, units)
+        stats.check_finite(self.where)
+        return stats
+
+    def result_for_weight(self, weight: Tensor) -> Statistics:
+        """The statistics with the target ``Y = B·weight`` (weight [d, m]), without a pass over rows.
+
+        ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
+        """
+        gram, _, sums, _ = self._totals()
+        if weight.ndim != 2 or weight.shape[0] != self.d:
+            raise DataError(f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]")
+        weight = weight.detach().to(gram.device, torch.float64)
+        cross = gram @ weight
+        energy = max(0.0, float((weight * cross).sum()))
+        units = self.units.to(gram.device)
+        stats = Statistics(gram, cross, energy, self.rows, sums, weight.T @ sums, units)
+        stats.check_finite(self.where)
+        return stats
+
+
+def _wide_sum(x: Tensor) -> Tensor:
+    """Column sums of x [n, d] in float64 where the device has it."""
+    if x.device.type == "mps":
+        return x.sum(0).cpu().double()
+    return x.sum(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """How a layer reads units. units: [inputs] int64, unit of each input feature or channel, or -1.
+
+    conv is None for a linear layer (any leading dimensions, features last).
+    """
+
+    units: Tensor
+    outputs: int
+    conv: Convolution | None = None
+    where: str = "consumer"
+
+    @property
+    def kind(self) -> str:
+        """'linear' or 'conv'."""
+        return "linear" if self.conv is None else "conv"
+
+    @property
+    def groups(self) -> int:
+        """Number of independent column blocks: 1, or the groups of a grouped convolution."""
+        return 1 if self.conv is None else self.conv.groups
+
+    def column_units(self) -> list[Tensor]:
+        """For each block, the unit of each of its columns: [inputs / groups · kernel positions]."""
+        if self.units.numel() % self.groups or self.outputs % self.groups:
+            raise OptionError(
+                f"{self.where}: {self.units.numel()} inputs and {self.outputs} outputs cannot be split "
+                f"into {self.groups} groups"
+            )
+        taps = 1 if self.conv is None else self.conv.taps
+        return list(self.units.repeat_interleave(taps).chunk(self.groups)) if self.units.numel() else []
+
+    def output(self, a: Tensor, weight: Tensor) -> Tensor:
+        """The layer's output without bias for an input a and its weight, both as the layer has them."""
+        if self.conv is None:
+            return F.linear(a, weight)
+        padded = self.conv.pad(a)
+        run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
+        return run(
+            padded, weight, stride=self.conv.stride, dilation=self.conv.dilation, groups=self.conv.groups
+        )
+
+    def weight_blocks(self, weight: Tensor) -> list[Tensor]:
+        """A layer's weight [outputs, inputs / groups, *kernel] as one matrix [d, m] for each block."""
+        return [block.flatten(1).T for block in weight.chunk(self.groups)]
+
+
+class ConsumerStatistics:
+    """Collects one consumer's statistics, batch by batch.
+
+    Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``.
+    Asymmetric form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``.
+    The two cannot be mixed.
+    """
+
+    def __init__(self, consumer: Consumer, symmetric: bool, max_bytes: int = MAX_BYTES) -> None:
+        self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
+        m = 0 if symmetric else consumer.outputs // consumer.groups
+        self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
+
+    def update(self, b: Tensor, y: Tensor | None = None) -> None:
+        """Add one batch.
+
+        b: the consumer's input in the model pruned so far, [..., inputs] or [N, inputs, *spatial];
+        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial].
+        """
+        if (y is None) != self.symmetric:
+            form = "symmetric: give b only" if self.symmetric else "asymmetric: give the dense output y"
+            raise OptionError(f"{self.consumer.where}: these statistics are {form}")
+        if self.consumer.conv is None:
+            rows = b.reshape(-1, b.shape[-1])
+            self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
+            return
+        for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
+            part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])
+            self._add(rows, part)
+
+    def _add(self, rows: Tensor, targets: Tensor | None) -> None:
+        """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
+        if rows.shape[1] != sum(part.d for part in self.parts):
+            raise DataError(
+                f"{self.consumer.where}: the input has {rows.shape[1]} columns, but the unit map describes "
+                f"{sum(part.d for part in self.parts)}"
+            )
+        for i, part in enumerate(self.parts):
+            own = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
+            part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
+
+    def result(self, weight: Tensor | None = None) -> list[Statistics]:
+        """One Statistics per block; the symmetric form needs the layer's weight, as the layer holds it."""
+        if (weight is None) == self.symmetric:
+            form = "symmetric: result needs" if self.symmetric else "asymmetric: result takes no"
+            raise OptionError(f"{self.consumer.where}: these statistics are {form} the layer's weight")
+        if weight is None:
+            return [part.result() for part in self.parts]
+        blocks = self.consumer.weight_blocks(weight)
+        return [part.result_for_weight(w) for part, w in zip(self.parts, blocks, strict=True)]
