@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
+from subprune.experiments import assets_dir
 from subprune.experiments.readers import check_labels, read_cifar, read_idx
 
 __all__ = [
     "Images",
     "VerificationSplit",
-    "assets_dir",
     "augment",
     "calibration_batches",
     "dataset_names",
@@ -93,11 +93,6 @@ class Images:
 def dataset_names() -> list[str]:
     """The names `load` knows."""
     return sorted(_SOURCES)
-
-
-def assets_dir() -> Path:
-    """The folder of the data and weights that ship with the package."""
-    return Path(__file__).resolve().parent.parent / "assets"
 
 
 def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import OptionError, closest
+from subprune.experiments import assets_dir
 from subprune.experiments.weights import load_weights
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "load_weights",
     "model_names",
     "register",
+    "shipped_lenet",
 ]
 
 CLASSES = 10
@@ -176,6 +178,13 @@ def build(name: str) -> nn.Module:
             f"no model is named {name!r}; {closest(name, _REGISTRY)}allowed are {', '.join(model_names())}."
         )
     return _REGISTRY[name]()
+
+
+def shipped_lenet() -> tuple[LeNet, dict[str, str]]:
+    """The LeNet that ships with the package, trained on MNIST, in eval mode; and its file's metadata."""
+    model = LeNet()
+    metadata = load_weights(model, assets_dir() / "lenet-mnist.safetensors")
+    return model.eval(), metadata
 
 
 def _resnet(depth: int, shortcut: Shortcut) -> Callable[[], nn.Module]:
