@@ -122,7 +122,7 @@ class _Block:
         self.right = self.gram.new_empty(max(_PANEL, 2 * r), self.cross.shape[1])
         self.used = 0
         self.diag_g = self.gram.view(n, r, n, r).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
-        rows = self.cross.view(n, r, -1)
+        rows = self.cross.view(n, r, self.cross.shape[1])
         self.diag_h = rows.square().sum(2, keepdim=True) if r == 1 else rows @ rows.mT
 
     def gains(self) -> Tensor:
@@ -185,14 +185,21 @@ class _Block:
         self.diag_h -= cross + cross.mT
 
     def _flush(self) -> None:
-        """Bring gram and cross up to date and drop the rows of the units picked."""
-        keep = self.alive.nonzero().flatten()
-        r = self.r
-        index = (keep[:, None] * r + torch.arange(r)).flatten().to(self.gram.device)
-        left, right = self.left[: self.used, index], self.right[: self.used]
-        self.gram = self.gram[index][:, index].addmm_(left.T, left, alpha=-1)
-        self.cross = self.cross[index].addmm_(left.T, right, alpha=-1)
-        self.ids, self.alive = self.ids[keep], self.alive[keep]
+        """Bring gram and cross up to date; drop the rows of picked units once they are a quarter.
+
+        Gathering costs as much as the product itself, so it is not done at every flush. Rows of picked
+        units that stay have no residual left and hence no gain.
+        """
+        left, right = self.left[: self.used], self.right[: self.used]
+        if int(self.alive.sum()) <= 0.75 * len(self.alive):
+            keep = self.alive.nonzero().flatten()
+            index = (keep[:, None] * self.r + torch.arange(self.r)).flatten().to(self.gram.device)
+            left = left.index_select(1, index)
+            self.gram = self.gram.index_select(0, index).index_select(1, index)
+            self.cross = self.cross.index_select(0, index)
+            self.ids, self.alive = self.ids[keep], self.alive[keep]
+        self.gram.addmm_(left.T, left, alpha=-1)
+        self.cross.addmm_(left.T, right, alpha=-1)
         self._new_panel()
 
 

@@ -1,0 +1,208 @@
+"""Streamed statistics equal the products of the raw matrices; patches equal torch's convolutions."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subprune.errors import DataError, OptionError
+from subprune.statistics import (
+    Accumulator,
+    Consumer,
+    ConsumerStatistics,
+    Convolution,
+    Statistics,
+    conv_rows,
+    patches,
+    unit_count,
+)
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def same(a: Statistics, b: Statistics, rtol: float) -> None:
+    for name in ("gram", "cross", "sums", "target_sums"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert float((x - y).abs().max()) <= rtol * float(y.abs().max()), name
+    assert a.energy == pytest.approx(b.energy, rel=rtol)
+    assert a.rows == b.rows
+    assert torch.equal(a.units, b.units)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_streaming_equals_one_product(dtype: torch.dtype, rtol: float) -> None:
+    B, Y, units = normal(0, 500, 9, dtype=dtype), normal(1, 500, 4, dtype=dtype), torch.arange(9)
+    accumulator = Accumulator(9, 4, units)
+    for rows, targets in zip(B.split(37), Y.split(37), strict=True):
+        accumulator.update(rows, targets, max_bytes=1000)
+    B, Y = B.double(), Y.double()
+    energy = float(Y.square().sum())
+    same(accumulator.result(), Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units), rtol)
+
+
+def test_float32_chunks_do_not_lose_what_float64_sums_keep() -> None:
+    B = 1000 + normal(0, 20000, 2, dtype=torch.float32)
+    accumulator = Accumulator(2, 0, torch.arange(2))
+    for rows in B.split(100):
+        accumulator.update(rows)
+    exact = B.double().T @ B.double()
+    assert float(((accumulator.result().gram - exact) / exact).abs().max()) < 1e-7
+
+
+def test_half_precision_is_widened() -> None:
+    B = normal(0, 50, 3, dtype=torch.float32).bfloat16()
+    accumulator = Accumulator(3, 3, torch.arange(3))
+    accumulator.update(B, B)
+    torch.testing.assert_close(accumulator.result().cross, B.double().T @ B.double(), rtol=1e-6, atol=1e-5)
+
+
+def test_symmetric_form_needs_no_targets() -> None:
+    B, W, units = normal(0, 100, 6), normal(1, 6, 3), torch.arange(6)
+    bare, full = Accumulator(6, 0, units), Accumulator(6, 3, units)
+    bare.update(B)
+    full.update(B, B @ W)
+    same(bare.result_for_weight(W), full.result(), 1e-10)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", ["inputs", "targets"])
+def test_not_finite_is_refused_by_name(bad: float, place: str) -> None:
+    B, Y = normal(0, 10, 3), normal(1, 10, 2)
+    (B if place == "inputs" else Y)[4, 1] = bad
+    with pytest.raises(DataError, match=rf"layer3\.fc: the {place} contain NaN"):
+        Accumulator(3, 2, torch.arange(3), where="layer3.fc").update(B, Y)
+
+
+def test_overflow_no_rows_and_wrong_shapes_are_refused() -> None:
+    accumulator = Accumulator(2, 0, torch.arange(2), where="fc")
+    with pytest.raises(DataError, match="fc: no rows"):
+        accumulator.result()
+    accumulator.update(torch.full((3, 2), 1e30))
+    with pytest.raises(DataError, match="fc: the statistics overflowed"):
+        accumulator.result()
+    with pytest.raises(DataError, match="do not fit"):
+        accumulator.update(torch.zeros(3, 4))
+    with pytest.raises(DataError, match="must be float64"):
+        Statistics(*(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2)))
+    eye = torch.eye(2).double()
+    with pytest.raises(DataError, match="sums has shape"):
+        Statistics(eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2))
+
+
+def test_columns_of_units() -> None:
+    eye = torch.eye(5).double()
+    ones = torch.ones(5).double()
+    stats = Statistics(eye, eye, 5.0, 5, ones, ones, torch.tensor([0, -1, 2, 0, 1]))
+    assert stats.columns([0]).tolist() == [0, 1, 3]
+    assert stats.columns([]).tolist() == [1]
+    assert (stats.width, stats.outputs, unit_count([stats])) == (5, 5, 3)
+
+
+CONVS = [nn.Conv1d, nn.Conv2d, nn.Conv3d]
+PADDINGS = [0, 1, "same", "valid"]
+MODES = ["zeros", "reflect", "replicate", "circular"]
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("padding_mode", MODES)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_patches_times_weight_is_the_convolution(dims: int, padding_mode: str, groups: int) -> None:
+    x = normal(0, 2, 4, *(7, 6, 5)[:dims])
+    for kernel, stride, padding, dilation in product([1, 2, 3], [1, 2], PADDINGS, [1, 2]):
+        if padding == "same" and stride != 1:
+            continue
+        sizes = (kernel,) * (dims - 1) + (2,)
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            layer = CONVS[dims - 1](
+                4, 6, sizes, stride, padding, dilation, groups, False, padding_mode, dtype=torch.float64
+            )
+            expected = layer(x)
+        conv = Convolution.of(layer)
+        rows = patches(x, sizes, stride, padding, dilation, padding_mode)
+        blocks = Consumer(torch.arange(4), 6, conv).weight_blocks(layer.weight.detach())
+        found = torch.cat([r @ w for r, w in zip(rows.chunk(groups, 1), blocks, strict=True)], 1)
+        found = found.reshape(2, *expected.shape[2:], 6).movedim(-1, 1)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        again = Consumer(torch.arange(4), 6, conv).output(x, layer.weight.detach())
+        torch.testing.assert_close(again, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_patches_equal_unfold_and_accept_any_memory_layout() -> None:
+    x = normal(0, 3, 4, 8, 9)
+    expected = F.unfold(x, (3, 2), dilation=(2, 1), padding=(1, 2), stride=(2, 1)).mT.reshape(-1, 24)
+    for layout in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().mT):
+        assert torch.equal(patches(layout, (3, 2), (2, 1), (1, 2), (2, 1)), expected)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 700, 3000, 20000, 10**9])
+def test_chunks_are_bounded_and_complete(max_bytes: int) -> None:
+    x = normal(0, 5, 3, 6, 7)
+    conv = Convolution.make((3, 3), padding=1)
+    line = 7 * 27 * 8
+    seen = torch.zeros(5, 6, 7, 27, dtype=torch.float64)
+    for rows, images, lines in conv_rows(x, conv, max_bytes):
+        assert rows.numel() * 8 <= max(max_bytes, line)
+        seen[images, lines] += rows.reshape(seen[images, lines].shape)
+    assert torch.equal(seen.reshape(-1, 27), patches(x, (3, 3), padding=1))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("max_bytes", [2000, 10**8])
+def test_conv_consumer_equals_raw_patches(groups: int, symmetric: bool, max_bytes: int) -> None:
+    b, a, weight = normal(0, 6, 4, 7, 6), normal(1, 6, 4, 7, 6), normal(2, 8, 4 // groups, 3, 2)
+    conv = Convolution.make((3, 2), (2, 1), 1, groups=groups)
+    consumer = Consumer(torch.tensor([0, -1, 1, 2]), 8, conv)
+    y = consumer.output(b if symmetric else a, weight)
+    collector = ConsumerStatistics(consumer, symmetric, max_bytes)
+    for part, target in zip(b.split(4), y.split(4), strict=True):
+        collector.update(part, None if symmetric else target)
+    found = collector.result(weight if symmetric else None)
+    assert len(found) == groups
+    rows, targets = patches(b, (3, 2), (2, 1), 1), y.movedim(1, -1).reshape(-1, 8)
+    units = consumer.units.repeat_interleave(6)
+    pieces = zip(rows.chunk(groups, 1), targets.chunk(groups, 1), units.chunk(groups), strict=True)
+    for stats, (B, Y, u) in zip(found, pieces, strict=True):
+        energy = float(Y.square().sum())
+        same(stats, Statistics(B.T @ B, B.T @ Y, energy, len(B), B.sum(0), Y.sum(0), u), 1e-10)
+
+
+def test_linear_consumer_takes_any_leading_dimensions() -> None:
+    b, weight = normal(0, 5, 3, 4), normal(1, 2, 4)
+    consumer = Consumer(torch.arange(4), 2)
+    symmetric, asymmetric = ConsumerStatistics(consumer, True), ConsumerStatistics(consumer, False)
+    symmetric.update(b)
+    asymmetric.update(b, consumer.output(b, weight))
+    same(symmetric.result(weight)[0], asymmetric.result()[0], 1e-10)
+    assert consumer.kind == "linear"
+
+
+def test_forms_cannot_be_mixed() -> None:
+    consumer = Consumer(torch.arange(4), 2, where="fc")
+    with pytest.raises(OptionError, match="fc: these statistics are symmetric"):
+        ConsumerStatistics(consumer, True).update(normal(0, 3, 4), normal(0, 3, 2))
+    with pytest.raises(OptionError, match="fc: these statistics are asymmetric"):
+        ConsumerStatistics(consumer, False).update(normal(0, 3, 4))
+    with pytest.raises(OptionError, match="symmetric: result needs"):
+        ConsumerStatistics(consumer, True).result()
+    with pytest.raises(DataError, match="the unit map describes 4"):
+        ConsumerStatistics(consumer, True).update(normal(0, 3, 5))
+
+
+def test_wrong_convolutions_are_refused() -> None:
+    with pytest.raises(OptionError, match="padding_mode"):
+        Convolution.make((3,), padding_mode="mirror")
+    with pytest.raises(OptionError, match="does not fit"):
+        patches(normal(0, 1, 1, 2), (3,))
+    with pytest.raises(OptionError, match="2-dimensional"):
+        patches(normal(0, 1, 1, 5), (3, 3))
+    with pytest.raises(OptionError, match="cannot be split"):
+        Consumer(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()
