@@ -240,6 +240,16 @@ def test_normalisation_is_pixel_over_255_minus_mean_over_std(name: str) -> None:
     assert data.images.dtype == torch.uint8
 
 
+@pytest.mark.parametrize(
+    "bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)]
+)
+def test_images_that_are_not_pixels_of_the_data_set_are_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"):
+        Images(bad, torch.zeros(4, dtype=torch.int64), "cifar10", "test")
+    with pytest.raises(DataError, match="allowed are cifar10, mnist, mnist-sample"):
+        Images(bad, torch.zeros(4, dtype=torch.int64), "svhn", "test")
+
+
 # ---- draws
 
 

@@ -71,6 +71,17 @@ class Images:
     name: str
     split: str
 
+    def __post_init__(self) -> None:
+        if self.name not in _SOURCES:
+            raise DataError(f"name is {self.name!r}; allowed are {', '.join(dataset_names())}.")
+        channels = len(_SOURCES[self.name].mean)
+        shape, count = tuple(self.images.shape), len(self.labels)
+        if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[:2] != (count, channels):
+            raise DataError(
+                f"images are {self.images.dtype} of shape {shape} for {count} labels; {self.name} needs "
+                f"torch.uint8 of shape ({count}, {channels}, height, width). Give pixels as stored, 0 to 255."
+            )
+
     def __len__(self) -> int:
         return len(self.labels)
 

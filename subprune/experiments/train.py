@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model, history = train(plan, images, options.seed, on_epoch)
         correct = count_correct(model, test)
         save_weights(model, output, metadata(plan, options.seed, history, correct, test))
-    except SubpruneError as error:
+    except (SubpruneError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -81,6 +82,8 @@ def _checked_output(output: Path) -> Path:
         raise DataError(
             f"the folder of --output {output} cannot be made ({error}); choose another."
         ) from error
+    if not os.access(output.parent, os.W_OK):
+        raise DataError(f"the folder of --output {output} cannot be written to; choose another.")
     return output
 
 
