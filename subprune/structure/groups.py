@@ -1,0 +1,133 @@
+"""What structure discovery finds: groups of units, and the reasons why everything else stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from subprune.record import Program
+from subprune.structure.flow import Use
+
+__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Structure"]
+
+Units = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where a group's units sit in one dimension of one parameter or buffer."""
+
+    tensor: str
+    dim: int
+    units: Units  # unit of each position; -1: stays whatever happens
+    role: str  # "producer", "follower" or "consumer"
+
+
+@dataclass(frozen=True, eq=False)
+class Consumer:
+    """A layer that reads the units."""
+
+    name: str  # module
+    use: Use
+    columns: Units  # unit of each position of the weight's input dimension, -1: not of this group
+    groups: int = 1  # of a grouped convolution
+    obstacle: str = ""  # why it cannot be reweighted, empty if it can
+
+    @property
+    def reweightable(self) -> bool:
+        return not self.obstacle
+
+
+@dataclass(frozen=True, eq=False)
+class Narrowing:
+    """An operation that runs over the units and notices how many there are (a norm, a mean)."""
+
+    op: int
+    value: int
+    dim: int
+    units: Units  # unit of each position of that dimension, -1: stays
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units that are cut together everywhere they appear."""
+
+    name: str
+    kind: str  # "neuron", "channel", "head" or "stream"
+    n_units: int
+    slots: tuple[Slot, ...]
+    producers: tuple[str, ...]
+    followers: tuple[str, ...]
+    consumers: tuple[Consumer, ...]
+    narrowings: tuple[Narrowing, ...] = ()
+    first_op: int = 0
+
+    @property
+    def reweightable(self) -> tuple[Consumer, ...]:
+        """Consumers whose weights least squares can rewrite."""
+        return tuple(c for c in self.consumers if c.reweightable)
+
+    @property
+    def inner(self) -> bool:
+        """Whether the group is pruned by default: not a residual stream, and read by a reweightable layer."""
+        return self.kind != "stream" and self.n_units > 1 and bool(self.reweightable)
+
+    @property
+    def obstacle(self) -> str:
+        """Why the group is not pruned by default; empty if it is."""
+        if self.kind == "stream":
+            return "residual stream: cut only when asked for by name or with only="
+        if self.n_units < 2:
+            return "has a single unit"
+        if not self.consumers:
+            return "no layer reads it"
+        if not self.reweightable:
+            return f"its consumers cannot be reweighted: {self.consumers[0].obstacle}"
+        return ""
+
+    def __repr__(self) -> str:
+        readers = ", ".join(c.name for c in self.consumers)
+        return f"Group({self.name!r}, {self.kind}, {self.n_units} units, read by {readers or 'nothing'})"
+
+
+@dataclass
+class Structure:
+    """All groups of a model in forward order, and in words why everything else cannot go."""
+
+    program: Program
+    groups: tuple[Group, ...]
+    refused: dict[str, str] = field(default_factory=dict)  # layer → reason
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, name: str) -> Group:
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(name)
+
+    @property
+    def names(self) -> list[str]:
+        return [g.name for g in self.groups]
+
+    def inner(self) -> tuple[Group, ...]:
+        """The groups that are pruned by default."""
+        return tuple(g for g in self.groups if g.inner)
+
+
+def sizes_after(
+    slots: Sequence[Slot], shape: Mapping[str, Sequence[int]], kept: NDArray[np.bool_]
+) -> dict[str, list[int]]:
+    """Shapes of the tensors in `slots` once only the units in `kept` are left."""
+    result: dict[str, list[int]] = {}
+    for slot in slots:
+        new = result.setdefault(slot.tensor, list(shape[slot.tensor]))
+        new[slot.dim] = int(((slot.units < 0) | kept[slot.units]).sum())
+    return result

@@ -1,0 +1,305 @@
+"""Labels: which position of which tensor dimension belongs to which unit.
+
+Every position of every dimension of every parameter gets an integer id. Operations tie ids ("if one goes,
+the other goes"), freeze them ("cannot go, because …"), or re-index them. When a dimension is split in two
+(features into heads × head size), or two are merged, a `Frame` remembers that a position of the flat
+dimension is a pair of positions; since the kept part must stay a rectangle, just one of the axes of a frame
+can be cut, and `LabelSpace.solve` chooses which.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FREE", "Dim", "Frame", "LabelSpace", "components"]
+
+Ids = NDArray[np.int64]
+Dim = tuple[Ids, ...]  # alternative ids of one dimension, all tied position by position; the first is the main one
+FREE: Dim = ()  # the same content at every position of a dimension made by repetition: it follows the others
+_MAX_ALTERNATIVES = 4
+
+
+def components(n: int, pairs: Sequence[tuple[Ids, Ids]]) -> Ids:
+    """Smallest member of the connected component of each of ``0 … n-1``."""
+    parent = np.arange(n, dtype=np.int64)
+    if not pairs:
+        return parent
+    a = np.concatenate([p[0] for p in pairs])
+    b = np.concatenate([p[1] for p in pairs])
+    while a.size:
+        low, high = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
+        open_ = low != high
+        if not open_.any():
+            break
+        a, b, low, high = a[open_], b[open_], low[open_], high[open_]
+        np.minimum.at(parent, high, low)
+        while True:
+            shorter = parent[parent]
+            if np.array_equal(shorter, parent):
+                break
+            parent = shorter
+    return parent
+
+
+@dataclass(eq=False)
+class Frame:
+    """`flat[i, j, …]` is the id of the pair of positions ``axes[0][i], axes[1][j], …``."""
+
+    flat: Ids
+    axes: tuple[Ids, ...]
+    where: str
+    chosen: int | None = None
+
+
+class LabelSpace:
+    """All ids, what ties them, and why some cannot go."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.pairs: list[tuple[Ids, Ids]] = []
+        self.frozen: list[tuple[Ids, str]] = []
+        self.frames: list[Frame] = []
+        self.batch: list[Ids] = []  # served as the batch of a product of two activations: heads
+        self.mixed: list[Ids] = []  # summed over in a product of two activations: head size
+        self._home: dict[int, tuple[Frame, int]] = {}  # first id of an axis made by a split → its frame and axis
+        self._starts: list[int] = []  # the keys of `_home`, which only grow
+        self._known: dict[tuple[bytes, tuple[int, ...]], Frame] = {}
+
+    def new(self, count: int) -> Ids:
+        """Fresh ids."""
+        ids = np.arange(self.size, self.size + count, dtype=np.int64)
+        self.size += count
+        return ids
+
+    def tie(self, a: Ids, b: Ids) -> None:
+        """Position by position: both go or both stay."""
+        if a is not b and a.size:
+            self.pairs.append((a.ravel(), np.broadcast_to(b, a.shape).ravel()))
+
+    def freeze(self, ids: Ids | Dim | None, reason: str) -> None:
+        """None of these can go."""
+        for x in ids if isinstance(ids, tuple) else (ids,):
+            if x is not None and x.size:
+                self.frozen.append((x.ravel(), reason))
+
+    def unify(self, dims: Iterable[Dim | None]) -> Dim | None:
+        """Tie dimensions of equal size; the result knows the alternatives of all."""
+        found: list[Ids] = []
+        for dim in dims:
+            for ids in dim or ():
+                if not any(ids is x or np.array_equal(ids, x) for x in found):
+                    found.append(ids)
+        for ids in found[1:]:
+            self.tie(found[0], ids)
+        return tuple(found[:_MAX_ALTERNATIVES]) or None
+
+    # ---- views -------------------------------------------------------------------------------------
+
+    def split(self, dim: Dim | None, sizes: Sequence[int], where: str) -> list[Dim | None]:
+        """Labels of the dimensions that one dimension is split into."""
+        if not dim or len(sizes) <= 1:
+            return [dim] * len(sizes)
+        for ids in dim:  # an alternative that varies along one axis only needs no frame
+            flat = ids.reshape(sizes)
+            live = _live_axes(flat)
+            if len(live) == 1:
+                axis = np.moveaxis(flat, live[0], 0).reshape(flat.shape[live[0]], -1)[:, 0]
+                return [(axis,) if i == live[0] else None for i in range(len(sizes))]
+        flat = dim[0].reshape(sizes)
+        live = _live_axes(flat)
+        if not live:  # one unit all over: it can only go with everything
+            self.freeze(dim, f"a single unit fills the whole dimension ({where})")
+            return [None] * len(sizes)
+        core = flat[tuple(slice(None) if i in live else 0 for i in range(flat.ndim))]
+        frame = self._frame(core, where)
+        axes = iter(frame.axes)
+        return [(next(axes),) if i in live else None for i in range(len(sizes))]
+
+    def _frame(self, flat: Ids, where: str, axes: tuple[Ids, ...] | None = None) -> Frame:
+        key = (flat.tobytes(), flat.shape)
+        frame = self._known.get(key)
+        if frame is None:
+            frame = Frame(flat, axes or tuple(self.new(n) for n in flat.shape), where)
+            self._known[key] = frame
+            self.frames.append(frame)
+            if axes is None:
+                for i, axis in enumerate(frame.axes):
+                    self._home[int(axis[0])] = (frame, i)
+                    self._starts.append(int(axis[0]))
+        elif axes is not None:
+            for mine, theirs in zip(frame.axes, axes, strict=True):
+                self.tie(mine, theirs)
+        return frame
+
+    def merge(self, dims: Sequence[Dim | None], sizes: Sequence[int], where: str) -> Dim | None:
+        """Labels of the dimension that several are merged into."""
+        labelled = [i for i, d in enumerate(dims) if d]
+        if not labelled:
+            return FREE if dims and all(d == FREE for d in dims) else None
+        if len(labelled) == 1:
+            i = labelled[0]
+            return tuple(_spread(ids, i, sizes) for ids in dims[i] or ())
+        flat = self._flat([dims[i] or () for i in labelled], where)
+        shape = [sizes[i] if i in labelled else 1 for i in range(len(sizes))]
+        return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
+
+    def _flat(self, dims: list[Dim], where: str) -> Ids:
+        """Ids of the pairs: from the frame the axes come from, or from a new one."""
+        for first in dims[0]:
+            found = self._axis_of(first)
+            if found is None:
+                continue
+            flat = self._lookup(found[0], dims)
+            if flat is not None:
+                return flat
+        axes = tuple(d[0] for d in dims)
+        key = (b"merge" + b"|".join(a.tobytes() for a in axes), tuple(a.size for a in axes))
+        frame_ = self._known.get(key)
+        if frame_ is None:
+            flat = self.new(int(np.prod([a.size for a in axes]))).reshape([a.size for a in axes])
+            frame_ = Frame(flat, axes, where)
+            self.frames.append(frame_)
+            self._known[key] = frame_
+            self._known[(flat.tobytes(), flat.shape)] = frame_
+        return frame_.flat
+
+    def _lookup(self, frame: Frame, dims: list[Dim]) -> Ids | None:
+        """The frame's flat ids in the order of the dimensions, if these are just its axes."""
+        order: list[int] = []
+        index: list[Ids] = []
+        for dim in dims:
+            for axis in range(len(frame.axes)):
+                positions = self._positions(frame, axis, dim)
+                if axis not in order and positions is not None:
+                    order.append(axis)
+                    index.append(positions)
+                    break
+        if len(order) != len(dims) or len(order) != len(frame.axes):
+            return None
+        return frame.flat.transpose(order)[np.ix_(*index)]
+
+    def _axis_of(self, ids: Ids) -> tuple[Frame, int] | None:
+        low = int(ids.min())
+        at = bisect_right(self._starts, low) - 1
+        if at < 0:
+            return None
+        frame, axis = self._home[self._starts[at]]
+        return (frame, axis) if low < self._starts[at] + frame.axes[axis].size else None
+
+    def _positions(self, frame: Frame, axis: int, dim: Dim) -> Ids | None:
+        """Positions on an axis of the frame that the dimension consists of, if it does."""
+        start, size = int(frame.axes[axis][0]), frame.axes[axis].size
+        for ids in dim:
+            if ids.size and int(ids.min()) >= start and int(ids.max()) < start + size:
+                return ids - start
+        return None
+
+    def subframe(self, dims: Sequence[Dim | None], gone: Dim, position: int) -> list[Dim | None]:
+        """Labels of the other dimensions after one position of dimension `gone` was picked."""
+        result = list(dims)
+        found = self._axis_of(gone[0])
+        if found is None:
+            return result
+        frame, axis = found
+        others = [i for i in range(len(frame.axes)) if i != axis]
+        where = [next((j for j, d in enumerate(dims) if d and self._positions(frame, i, d) is not None), -1)
+                 for i in others]  # fmt: skip
+        if -1 in where:
+            return result
+        at = int(gone[0][position]) - int(frame.axes[axis][0])
+        index = [self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)]
+        flat = np.take(frame.flat, at, axis=axis)[np.ix_(*[p for p in index if p is not None])]
+        if flat.ndim == 1:
+            new_axes: list[Ids] = [flat]
+        else:
+            new_axes = list(self._frame(np.ascontiguousarray(flat), frame.where).axes)
+        for j, ids in zip(where, new_axes, strict=True):
+            old = dims[j] or ()
+            self.tie(ids, old[0])
+            result[j] = (ids, *old)[:_MAX_ALTERNATIVES]
+        return result
+
+    # ---- solution ----------------------------------------------------------------------------------
+
+    def solve(self) -> tuple[Ids, dict[int, str]]:
+        """Component of every id, and the reason of every frozen component."""
+        open_ = list(self.frames)
+        for bold in (False, False, True):
+            root = components(self.size, self.pairs)
+            frozen = self._mark(root, [ids for ids, _ in self.frozen])
+            batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
+            rest = []
+            for frame in open_:
+                choice = self._choose(frame, root, frozen, batch, mixed, bold)
+                if choice is None:
+                    rest.append(frame)
+                else:
+                    self._settle(frame, choice)
+            open_ = rest
+        root = components(self.size, self.pairs)
+        reasons: dict[int, str] = {}
+        for ids, reason in self.frozen:
+            for r in np.unique(root[ids]).tolist():
+                reasons.setdefault(r, reason)
+        return root, reasons
+
+    def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
+        marked = np.zeros(self.size, dtype=bool)
+        for ids in sets:
+            marked[root[ids]] = True
+        return marked
+
+    def _choose(
+        self,
+        frame: Frame,
+        root: Ids,
+        frozen: NDArray[np.bool_],
+        batch: NDArray[np.bool_],
+        mixed: NDArray[np.bool_],
+        bold: bool,
+    ) -> int | None:
+        """The axis to cut: heads before others, then what is not summed over, then the longest.
+
+        Returns -1 if no axis can be cut, None if the choice should wait for other frames'.
+        """
+        able = [i for i, axis in enumerate(frame.axes) if not frozen[root[axis]].all()]
+        if not able:
+            return -1
+        heads = [i for i in able if batch[root[frame.axes[i]]].any()]
+        if len(able) == 1 or len(heads) == 1:
+            return heads[0] if heads else able[0]
+        if not bold:
+            return None
+        plain = [i for i in able if not mixed[root[frame.axes[i]]].any()] or able
+        return max(heads or plain, key=lambda i: (frame.axes[i].size, -i))
+
+    def _settle(self, frame: Frame, choice: int) -> None:
+        frame.chosen = choice
+        for i, axis in enumerate(frame.axes):
+            if i == choice:
+                flat = np.moveaxis(frame.flat, i, 0)
+                self.tie(flat, axis.reshape(-1, *[1] * (flat.ndim - 1)))
+            else:
+                self.freeze(axis, f"the other side of a split dimension is cut ({frame.where})")
+        if choice < 0:
+            self.freeze(frame.flat, f"no side of a split dimension can be cut ({frame.where})")
+
+
+def _live_axes(flat: Ids) -> list[int]:
+    """Axes along which the ids vary."""
+    live = []
+    for i, n in enumerate(flat.shape):
+        if n > 1 and not np.array_equal(np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)):
+            live.append(i)
+    return live
+
+
+def _spread(ids: Ids, axis: int, sizes: Sequence[int]) -> Ids:
+    shape = [1] * len(sizes)
+    shape[axis] = sizes[axis]
+    return np.broadcast_to(ids.reshape(shape), tuple(sizes)).ravel()
