@@ -30,16 +30,17 @@ _PANEL = 128  # columns collected before G and C are updated
 class Elimination:
     """The statistics of several consumers, given the units added so far."""
 
-    def __init__(self, stats: Sequence[Statistics], n_units: int, tolerance: float) -> None:
+    def __init__(self, stats: Sequence[Statistics], n_units: int, tolerance: float | None) -> None:
         self.n_units = n_units
         self.energy = float(sum(s.energy for s in stats))
         self.blocks: list[_Block] = []
         self.fixed_gain = 0.0  # what the columns without a unit, always kept, explain
         for s in stats:
-            gram, cross, units, gain = _without_fixed(s, tolerance)
+            own = s.tolerance if tolerance is None else tolerance
+            gram, cross, units, gain = _without_fixed(s, own)
             self.fixed_gain += gain
             if len(units):
-                self.blocks.append(_Block(gram, cross, units, n_units, tolerance))
+                self.blocks.append(_Block(gram, cross, units, n_units, own))
 
     def gains(self) -> Tensor:
         """F(i | S) for every unit i: [n_units] float64 on the CPU; about 0 for the units in S."""

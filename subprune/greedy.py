@@ -11,7 +11,6 @@ from torch import Tensor
 
 from subprune.elimination import Elimination
 from subprune.errors import BudgetError, OptionError
-from subprune.objective import RANK_TOLERANCE
 from subprune.statistics import Statistics, unit_count
 
 __all__ = ["KeepOrder", "greedy", "stochastic_greedy"]
@@ -46,15 +45,16 @@ class KeepOrder:
 
 
 def greedy(
-    stats: Sequence[Statistics], n_units: int, k: int | None = None, *, tolerance: float = RANK_TOLERANCE
+    stats: Sequence[Statistics], n_units: int, k: int | None = None, *, tolerance: float | None = None
 ) -> KeepOrder:
     """Pick k units (all if None), each time the one with the largest exact gain.
 
     Gains add over the statistics. Columns of unit -1 are always kept: they are eliminated first and
     ``errors[0]`` is the error with them alone. A tie (gains within 1e-9 of the largest, relatively, or
     within rounding of ``‖Y‖²``) goes to the lowest unit. A column counts only if it adds more than
-    ``tolerance`` of its own energy to the columns before it. Once no unit gains anything, the rest
-    follows lowest unit first with gain 0, listed in ``dependent``.
+    ``tolerance`` of its own energy to the columns before it (None: what the precision of the statistics
+    allows). Once no unit gains anything, the rest follows lowest unit first with gain 0, listed in
+    ``dependent``.
     """
     return _run(stats, n_units, k, tolerance, lambda remaining: remaining)
 
@@ -66,7 +66,7 @@ def stochastic_greedy(
     epsilon: float,
     generator: torch.Generator,
     *,
-    tolerance: float = RANK_TOLERANCE,
+    tolerance: float | None = None,
 ) -> KeepOrder:
     """Greedy that looks, at every step, at ⌈n/k·log(1/ε)⌉ random remaining units only.
 
@@ -87,11 +87,11 @@ def stochastic_greedy(
     return _run(stats, n_units, k, tolerance, sample)
 
 
-def _check(stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float) -> int:
+def _check(stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float | None) -> int:
     """Validate and return the number of units to pick."""
     if unit_count(stats) > n_units:
         raise OptionError(f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}")
-    if not 0 < tolerance < 1:
+    if tolerance is not None and not 0 < tolerance < 1:
         raise OptionError(f"tolerance = {tolerance} must lie strictly between 0 and 1; it is relative")
     if k is not None and not 0 <= k <= n_units:
         raise BudgetError(f"k = {k} must be between 0 and the number of units, {n_units}")
@@ -102,7 +102,7 @@ def _run(
     stats: Sequence[Statistics],
     n_units: int,
     k: int | None,
-    tolerance: float,
+    tolerance: float | None,
     sample: Callable[[Tensor], Tensor],
 ) -> KeepOrder:
     """The greedy loop; ``sample`` says which of the remaining units [q] may be picked."""

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subprune.statistics import Statistics
+from subprune.statistics import RANK_TOLERANCE, Statistics
 
-__all__ = ["RANK_TOLERANCE", "Whitening", "gain", "residual", "value", "whitening"]
-
-RANK_TOLERANCE = 1e-10
-"""Share of its own energy a column must add to those before it, to count as independent of them."""
+__all__ = ["Whitening", "gain", "residual", "value", "whitening"]
 
 
 @dataclass(frozen=True)
@@ -59,24 +56,25 @@ def whitening(gram: Tensor, tolerance: float = RANK_TOLERANCE) -> Whitening:
     return Whitening(matrix[:, good] * values[good].rsqrt(), int(good.sum()), condition, "eigh")
 
 
-def value(stats: Sequence[Statistics], kept: Iterable[int], tolerance: float = RANK_TOLERANCE) -> float:
-    """F(S) for the units ``kept``, summed over the consumers; unit-less columns always take part."""
+def value(stats: Sequence[Statistics], kept: Iterable[int], tolerance: float | None = None) -> float:
+    """F(S) for the units ``kept``, summed over the consumers; unit-less columns always take part.
+
+    The tolerance is that of the statistics unless given.
+    """
     kept, total = list(kept), 0.0
     for s in stats:
         columns = s.columns(kept)
-        factor = whitening(s.gram[columns][:, columns], tolerance)
+        factor = whitening(s.gram[columns][:, columns], s.tolerance if tolerance is None else tolerance)
         total += float((factor.matrix.T @ s.cross[columns]).square().sum())
     return total
 
 
-def gain(
-    stats: Sequence[Statistics], unit: int, given: Iterable[int], tolerance: float = RANK_TOLERANCE
-) -> float:
+def gain(stats: Sequence[Statistics], unit: int, given: Iterable[int], tolerance: float | None = None) -> float:
     """F(unit | given) = F(given ∪ {unit}) − F(given)."""
     given = list(given)
     return value(stats, [*given, unit], tolerance) - value(stats, given, tolerance)
 
 
-def residual(stats: Sequence[Statistics], kept: Iterable[int], tolerance: float = RANK_TOLERANCE) -> float:
+def residual(stats: Sequence[Statistics], kept: Iterable[int], tolerance: float | None = None) -> float:
     """min_X ‖Y − B_S X‖² = t − F(S), not below zero, summed over the consumers."""
     return max(0.0, sum(s.energy for s in stats) - value(stats, kept, tolerance))

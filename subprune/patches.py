@@ -125,9 +125,7 @@ def patches(
     return conv.windows(x).reshape(-1, x.shape[1] * conv.taps)
 
 
-def conv_rows(
-    x: Tensor, conv: Convolution, max_bytes: int = MAX_BYTES
-) -> Iterator[tuple[Tensor, slice, slice]]:
+def conv_rows(x: Tensor, conv: Convolution, max_bytes: int = MAX_BYTES) -> Iterator[tuple[Tensor, slice, slice]]:
     """The rows of x [N, C, *spatial] in chunks of at most ``max_bytes`` (or one line of one image).
 
     Yields ``(rows, images, lines)``: rows [images · lines · rest, C·taps] belong to the outputs

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import OptionError, closest
-from subprune.objective import RANK_TOLERANCE, whitening
+from subprune.objective import whitening
 from subprune.statistics import Statistics
 
 __all__ = ["METHODS", "Reweighting", "solve"]
@@ -37,7 +37,7 @@ def solve(
     method: str = "least-squares",
     intercept: bool = False,
     weight: Tensor | None = None,
-    tolerance: float = RANK_TOLERANCE,
+    tolerance: float | None = None,
 ) -> Reweighting:
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
 
@@ -61,7 +61,7 @@ def solve(
         count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)
         gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
         cross = torch.cat([cross, stats.target_sums[None]])
-    factor = whitening(gram, tolerance)
+    factor = whitening(gram, stats.tolerance if tolerance is None else tolerance)
     solution = factor.matrix @ (factor.matrix.T @ cross)  # [q (+1), m]
     solution += factor.matrix @ (factor.matrix.T @ (cross - gram @ solution))  # one step of refinement
     new = torch.zeros_like(stats.cross)

@@ -18,6 +18,7 @@ from subprune.errors import DataError, OptionError
 from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches
 
 __all__ = [
+    "RANK_TOLERANCE",
     "Accumulator",
     "Consumer",
     "ConsumerStatistics",
@@ -27,6 +28,9 @@ __all__ = [
     "patches",
     "unit_count",
 ]
+
+RANK_TOLERANCE = 1e-10
+"""The least relative rank tolerance, reached with float64 products; see :attr:`Statistics.tolerance`."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Statistics:
     sums: Tensor  # [d] float64, column sums of B
     target_sums: Tensor  # [m] float64, column sums of Y
     units: Tensor  # [d] int64, unit of each column; -1: belongs to no unit, always kept
+    precision: float = torch.finfo(torch.float64).eps  # machine epsilon the products were made with
 
     def __post_init__(self) -> None:
         d, m = self.cross.shape
@@ -66,6 +71,15 @@ class Statistics:
     def outputs(self) -> int:
         """Number of outputs, m."""
         return self.cross.shape[1]
+
+    @property
+    def tolerance(self) -> float:
+        """Share of its energy a column must add to others to count as independent of them.
+
+        Products made in float32 leave noise of that size in ``gram``; a direction below it is noise, and
+        weights fitted to it are large and wrong on new data.
+        """
+        return max(RANK_TOLERANCE, 4 * self.precision)
 
     def columns(self, kept: Iterable[int]) -> Tensor:
         """Indices [q] of the columns that stay when the units ``kept`` stay: theirs and the unit-less."""
@@ -105,6 +119,7 @@ class Accumulator:
         self.d, self.m, self.units, self.where = d, m, units, where
         self.rows = 0
         self._energy = 0.0
+        self._precision = torch.finfo(torch.float64).eps  # the worst so far
         self._sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def update(self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES) -> None:
@@ -123,6 +138,7 @@ class Accumulator:
     def _add(self, rows: Tensor, targets: Tensor) -> None:
         exact = rows.dtype == torch.float64 or targets.dtype == torch.float64
         dtype = torch.float64 if exact else torch.float32
+        self._precision = max(self._precision, torch.finfo(dtype).eps)
         rows, targets = rows.detach().to(dtype), targets.detach().to(dtype)
         device = _sum_device(rows.device)
         column_sums = _wide_sum(rows).to(device)
@@ -155,7 +171,7 @@ class Accumulator:
         """The statistics of all rows seen so far."""
         gram, cross, sums, totals = self._totals()
         units = self.units.to(gram.device)
-        stats = Statistics(gram, cross, self._energy, self.rows, sums, totals, units)
+        stats = Statistics(gram, cross, self._energy, self.rows, sums, totals, units, self._precision)
         stats.check_finite(self.where)
         return stats
 
@@ -171,7 +187,8 @@ class Accumulator:
         cross = gram @ weight
         energy = max(0.0, float((weight * cross).sum()))
         units = self.units.to(gram.device)
-        stats = Statistics(gram, cross, energy, self.rows, sums, weight.T @ sums, units)
+        totals = weight.T @ sums
+        stats = Statistics(gram, cross, energy, self.rows, sums, totals, units, self._precision)
         stats.check_finite(self.where)
         return stats
 
@@ -221,9 +238,7 @@ class Consumer:
             return F.linear(a, weight)
         padded = self.conv.pad(a)
         run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
-        return run(
-            padded, weight, stride=self.conv.stride, dilation=self.conv.dilation, groups=self.conv.groups
-        )
+        return run(padded, weight, stride=self.conv.stride, dilation=self.conv.dilation, groups=self.conv.groups)
 
     def weight_blocks(self, weight: Tensor) -> list[Tensor]:
         """A layer's weight [outputs, inputs / groups, *kernel] as one matrix [d, m] for each block."""

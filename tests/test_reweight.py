@@ -99,3 +99,15 @@ def test_unknown_method_suggests() -> None:
         solve(random_problem(0).statistics(), [0], method="least-square")
     with pytest.raises(OptionError, match="needs the present weight"):
         solve(random_problem(0).statistics(), [0], method="none")
+
+
+def test_float32_noise_is_not_fitted() -> None:
+    generator = torch.Generator().manual_seed(1)
+    B = torch.randn(30, 180, generator=generator)
+    p = Problem(B, B @ torch.randn(180, 12, generator=generator), torch.arange(20).repeat_interleave(9))
+    exact = Problem(B.double(), p.Y.double(), p.units)
+    for k in (5, 10, 20):
+        found = solve(p.statistics(), range(k))
+        assert found.rank == 30
+        assert true_error(exact, found.weight) < 1e-6
+        assert float(found.weight.norm()) < 2 * float(slow.weights(exact, range(k)).norm())
