@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +18,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import flop_registry
 
 from subprune.errors import StructureError
+from subprune.program import Inputs, Op, Program, Ref, Value, flat_tensors
 
-__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "eval_mode", "record"]
+__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "as_inputs", "eval_mode", "plain", "record"]
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+_flat_tensors = flat_tensors
 
 # Recorded as one operation each, although they may decompose differently from run to run.
 _WHOLE = {
@@ -32,158 +33,6 @@ _WHOLE = {
     "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
 }
 _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
-
-
-@dataclass(frozen=True)
-class Ref:
-    """Stands for a recorded value among the arguments of an operation."""
-
-    id: int
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of the recorded run: its shape, and where it comes from."""
-
-    id: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    source: str  # "param", "buffer", "input", "constant" or "op"
-    name: str = ""  # qualified name of a parameter or buffer, path of an input
-    storage: int = 0
-    constant: Tensor | None = None
-
-
-@dataclass(eq=False)
-class Op:
-    """One recorded operation. Tensors among `args` and `kwargs` are replaced by `Ref`."""
-
-    index: int
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outs: tuple[int, ...]  # value ids of the tensors it returns, flattened
-    module: str  # innermost module that was running
-    mutates: tuple[int, ...] = ()  # value ids overwritten in place, when it has to stay in place
-    inputs: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Short name such as ``aten.add.Tensor``."""
-        return str(self.func)
-
-    @property
-    def kind(self) -> str:
-        """Name without namespace and overload: ``add``."""
-        parts = str(self.func).split(".")
-        return parts[1] if len(parts) > 1 else parts[0]
-
-    @property
-    def where(self) -> str:
-        """For messages: the operation and the module it ran in."""
-        return f"{self.name} in {self.module!r}" if self.module else f"{self.name} in the model's own forward"
-
-
-@dataclass
-class Program:
-    """The record of one forward run; see the module's text."""
-
-    ops: list[Op]
-    values: dict[int, Value]
-    inputs: list[int]  # value ids of the tensors among the inputs, flattened
-    outputs: list[int]  # value ids of the tensors among the outputs, flattened
-    tensors: dict[str, int]  # value id of every parameter and buffer that was used
-    aliases: dict[str, str]  # other names of tied parameters → the name used here
-    opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
-    _last_use: dict[int, int] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for op in self.ops:
-            for ref in op.inputs:
-                self._last_use[ref] = op.index
-        for out in self.outputs:
-            self._last_use[out] = len(self.ops)
-
-    def last_use(self, value: int) -> int:
-        """Index of the last operation that reads the value; ``len(ops)`` for outputs; -1 for none."""
-        return self._last_use.get(value, -1)
-
-    def bind(self, inputs: Inputs) -> dict[int, Tensor]:
-        """Real tensors for the program's inputs, checked against the recorded shapes."""
-        flat = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
-        env: dict[int, Tensor] = {}
-        for vid, x in zip(self.inputs, flat, strict=True):
-            want = self.values[vid].shape
-            if tuple(x.shape) != want:
-                raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
-            env[vid] = x
-        return env
-
-    def run(
-        self,
-        env: dict[int, Tensor],
-        tensors: Mapping[str, Tensor],
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        keep: Callable[[int], bool] | None = None,
-        override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
-    ) -> dict[int, Tensor]:
-        """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
-
-        Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
-        single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``.
-        """
-        stop = len(self.ops) if stop is None else stop
-
-        def fetch(x: Any) -> Any:
-            if not isinstance(x, Ref):
-                return x
-            value = self.values[x.id]
-            if value.source in ("param", "buffer"):
-                return tensors[value.name]
-            return value.constant if value.source == "constant" else env[x.id]
-
-        with torch.no_grad():
-            for op in self.ops[start:stop]:
-                args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
-                special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else op.func(*args, **kwargs)
-                for vid, x in zip(op.outs, _flat_tensors(result), strict=True):
-                    if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
-                        env[vid] = x
-                for ref in op.inputs:
-                    if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
-                        env.pop(ref, None)
-        return env
-
-    def call(self, inputs: Inputs, tensors: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
-        """Run the whole program and return its output tensors, flattened."""
-        env = self.run(self.bind(inputs), tensors, **options)
-        return [self.fetch_output(i, env, tensors) for i in self.outputs]
-
-    def fetch_output(self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
-        """An output value, which may be a parameter or an input handed through."""
-        value = self.values[vid]
-        if value.source in ("param", "buffer"):
-            return tensors[value.name]
-        return value.constant if value.constant is not None else env[vid]
-
-
-def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, tuple):
-        return tuple(_map_refs(x, fetch) for x in tree)
-    if isinstance(tree, list):
-        return [_map_refs(x, fetch) for x in tree]
-    if isinstance(tree, dict):
-        return {k: _map_refs(x, fetch) for k, x in tree.items()}
-    return fetch(tree)
-
-
-def _flat_tensors(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
 
 
 @contextlib.contextmanager
@@ -210,6 +59,7 @@ class _Recorder(TorchDispatchMode):
         self.names = names  # id(module) → qualified name
         self.stack: list[str] = []
         self.paused = 0
+        self.pending = 0  # flops counted inside an operation recorded as a whole
 
     def add(self, x: Tensor, source: str, name: str = "", constant: Tensor | None = None) -> int:
         vid = len(self.values)
@@ -226,52 +76,41 @@ class _Recorder(TorchDispatchMode):
             self.add(x, "constant", constant=None if isinstance(x, FakeTensor) else x)
         return Ref(self.current[id(x)])
 
-    def write(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def write(self, func: Any, args: Any, kwargs: Any, result: Any, flops: int = 0) -> None:
         refs, krefs = tree_map(self.ref, tuple(args)), tree_map(self.ref, dict(kwargs))
         inputs = tuple(dict.fromkeys(r.id for r in tree_flatten((refs, krefs))[0] if isinstance(r, Ref)))
         outs, mutated = [], []
-        for x in _flat_tensors(result):
+        for x in flat_tensors(result):
             if id(x) in self.current:  # returned one of its inputs: written in place
                 mutated.append(self.current[id(x)])
             outs.append(self.add(x, "op"))
         module = self.stack[-1] if self.stack else ""
-        op = Op(len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs)
+        op = Op(len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs, flops)
         self.ops.append(op)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not self.paused and not str(func).startswith(_SILENT) and _flat_tensors(result):
-            self.write(func, args, kwargs, result)
+        count = flop_registry.get(getattr(func, "overloadpacket", None))
+        flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+        self.pending += flops if self.paused else 0
+        if not self.paused and not str(func).startswith(_SILENT) and flat_tensors(result):
+            self.write(func, args, kwargs, result, flops)
         return result
 
     def whole(self, func: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A stand-in for a function of `torch.nn.functional`, recorded as one operation."""
+        """A stand-in for a function or a module's forward, recorded as the one operation `func`."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.paused:
+                self.pending = 0
             self.paused += 1
             try:
                 result = original(*args, **kwargs)
             finally:
                 self.paused -= 1
             if not self.paused:
-                self.write(func, args, kwargs, result)
-            return result
-
-        return call
-
-    def opaque(self, module: nn.Module, name: str, reason: str) -> Callable[..., Any]:
-        """A stand-in for a module's forward that cannot be looked into, recorded as one operation."""
-        forward = module.forward
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.paused += 1
-            try:
-                result = forward(*args, **kwargs)
-            finally:
-                self.paused -= 1
-            if not self.paused:
-                self.write(_Opaque(module, name, reason), args, kwargs, result)
+                self.write(func, args, kwargs, result, self.pending)
             return result
 
         return call
@@ -337,7 +176,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
     args, kwargs = tree_map(lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs)
     for name, x in shadow.items():
         recorder.add(x, "param" if name in parameters else "buffer", name)
-    taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(_flat_tensors((args, kwargs)))]
+    taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(eval_mode(model))
         stack.enter_context(_patches(recorder, model, opaque))
@@ -350,7 +189,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
             error.subprune_module = recorder.stack[-1] if recorder.stack else ""  # type: ignore[union-attr]
             raise
-    outputs = [recorder.ref(x).id for x in _flat_tensors(_plain(result))]
+    outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]
     used = {v.name: v.id for v in recorder.values.values() if v.source in ("param", "buffer")}
     _settle_mutations(recorder)
     return Program(recorder.ops, recorder.values, taken, outputs, used, aliases, dict(opaque))
@@ -380,7 +219,7 @@ def _shadow(mode: FakeTensorMode, x: Tensor, fake: bool) -> Tensor:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
 
-def _plain(result: Any) -> Any:
+def plain(result: Any) -> Any:
     """Outputs of model libraries as ordinary containers."""
     if hasattr(result, "to_tuple"):
         return result.to_tuple()
@@ -402,7 +241,7 @@ def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -
         for name, func in _WHOLE.items():
             setattr(F, name, recorder.whole(func, originals[name]))
         for module, name, reason in replaced:
-            module.forward = recorder.opaque(module, name, reason)
+            module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
         yield
     finally:
         for module, _, _ in replaced:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from subprune.attention import NarrowMultiheadAttention
 from subprune.errors import StructureError
 from subprune.masking import Keep, keep_mask, mask
-from subprune.record import Inputs, _flat_tensors, _plain, eval_mode
+from subprune.program import Inputs, flat_tensors
+from subprune.record import eval_mode, plain
 from subprune.structure import Group, Structure
 
 __all__ = ["cut", "prove", "set_tensor"]
@@ -198,7 +199,7 @@ def prove(
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     with eval_mode(model), torch.no_grad():
-        return _flat_tensors(_plain(model(*inputs[0], **inputs[1])))
+        return flat_tensors(plain(model(*inputs[0], **inputs[1])))
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str:

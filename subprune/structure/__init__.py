@@ -1,6 +1,17 @@
 """Finding what can be pruned: see `labels` for the idea, `find` for the result."""
 
+from subprune.structure.cost import CostModel, predict
 from subprune.structure.find import analyse, find_groups
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Structure
 
-__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Structure", "analyse", "find_groups"]
+__all__ = [
+    "Consumer",
+    "CostModel",
+    "Group",
+    "Narrowing",
+    "Slot",
+    "Structure",
+    "analyse",
+    "find_groups",
+    "predict",
+]

@@ -11,8 +11,9 @@ from torch import nn
 from subprune.record import Program, as_inputs, record
 from subprune.structure import rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.flow import Flow, Use
-from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Structure, Units
+from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Structure, Units
 from subprune.structure.labels import Ids, components
+from subprune.structure.terms import flop_terms
 
 __all__ = ["analyse", "find_groups"]
 
@@ -37,8 +38,10 @@ def analyse(program: Program) -> Structure:
     frozen[list(reasons)] = True
     producers, consumers = _roles(flow)
     label = _group_labels(flow, root, frozen, producers)
-    groups = _Builder(flow, root, frozen, label, producers, consumers).groups()
-    return Structure(program, groups, _refusals(flow, root, frozen, reasons, producers))
+    builder = _Builder(flow, root, frozen, label, producers, consumers)
+    groups = builder.groups()
+    refused = _refusals(flow, root, frozen, reasons, producers)
+    return Structure(program, groups, refused, flop_terms(flow, builder.span))
 
 
 def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:
@@ -80,6 +83,7 @@ class _Builder:
         self.flow, self.root, self.frozen, self.label = flow, root, frozen, label
         self.producers, self.consumers = producers, consumers
         self.unit = np.full(flow.space.size, -1, dtype=np.int64)  # component → unit within its group
+        self.names: dict[int, tuple[str, int]] = {}  # label → name and size of the group
         self.members: dict[int, list[SlotKey]] = defaultdict(list)
         for key, ids in flow.slots.items():
             live = root[ids]
@@ -103,6 +107,7 @@ class _Builder:
         for first, g, made_keys in sorted(order):
             group = self._group(g, first, made_keys, taken)
             taken.add(group.name)
+            self.names[g] = (group.name, group.n_units)
             found.append(group)
         return tuple(found)
 
@@ -135,6 +140,17 @@ class _Builder:
 
     def _units(self, g: int, live: Ids) -> Units:
         return np.where((self.label[live] == g) & ~self.frozen[live], self.unit[live], -1)
+
+    def span(self, ids: Ids) -> Span:
+        """Length of a dimension with these ids, as a function of the kept units."""
+        live = self.root[ids]
+        unit = np.where(self.frozen[live], -1, self.unit[live])
+        mine = live[unit >= 0]
+        parts = []
+        for g in np.unique(self.label[mine]).tolist():
+            name, count = self.names[g]
+            parts.append((name, np.bincount(self.unit[mine[self.label[mine] == g]], minlength=count)))
+        return Span(ids.size - mine.size, tuple(parts))
 
     def _slot(self, g: int, key: SlotKey) -> Slot:
         role = "producer" if key in self.producers else "consumer" if key in self.consumers else "follower"

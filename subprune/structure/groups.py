@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from subprune.record import Program
 from subprune.structure.flow import Use
 
-__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Structure"]
+__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
 
 Units = NDArray[np.int64]
 
@@ -93,6 +92,23 @@ class Group:
         return f"Group({self.name!r}, {self.kind}, {self.n_units} units, read by {readers or 'nothing'})"
 
 
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The length of a dimension, as a function of the kept units: fixed positions, and so many per unit."""
+
+    fixed: int
+    parts: tuple[tuple[str, Units], ...] = ()  # group name, positions that each of its units takes
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A share of the model's multiply-adds: ``factor ×`` the product of the lengths."""
+
+    op: int
+    factor: int
+    spans: tuple[Span, ...]
+
+
 @dataclass
 class Structure:
     """All groups of a model in forward order, and in words why everything else cannot go."""
@@ -100,6 +116,7 @@ class Structure:
     program: Program
     groups: tuple[Group, ...]
     refused: dict[str, str] = field(default_factory=dict)  # layer → reason
+    terms: tuple[Term, ...] = ()  # what every operation costs, for `cost.CostModel`
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self.groups)
@@ -120,14 +137,3 @@ class Structure:
     def inner(self) -> tuple[Group, ...]:
         """The groups that are pruned by default."""
         return tuple(g for g in self.groups if g.inner)
-
-
-def sizes_after(
-    slots: Sequence[Slot], shape: Mapping[str, Sequence[int]], kept: NDArray[np.bool_]
-) -> dict[str, list[int]]:
-    """Shapes of the tensors in `slots` once only the units in `kept` are left."""
-    result: dict[str, list[int]] = {}
-    for slot in slots:
-        new = result.setdefault(slot.tensor, list(shape[slot.tensor]))
-        new[slot.dim] = int(((slot.units < 0) | kept[slot.units]).sum())
-    return result

@@ -1,0 +1,170 @@
+"""A forward run as data: the list of its operations, which can be replayed from any point to any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from subprune.errors import StructureError
+
+__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors"]
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a recorded value among the arguments of an operation."""
+
+    id: int
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the recorded run: its shape, and where it comes from."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    source: str  # "param", "buffer", "input", "constant" or "op"
+    name: str = ""  # qualified name of a parameter or buffer, path of an input
+    storage: int = 0
+    constant: Tensor | None = None
+
+
+@dataclass(eq=False)
+class Op:
+    """One recorded operation. Tensors among `args` and `kwargs` are replaced by `Ref`."""
+
+    index: int
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: tuple[int, ...]  # value ids of the tensors it returns, flattened
+    module: str  # innermost module that was running
+    mutates: tuple[int, ...] = ()  # value ids overwritten in place, when it has to stay in place
+    inputs: tuple[int, ...] = ()
+    flops: int = 0  # as PyTorch's own flop counter counts it, at the recorded shapes
+
+    @property
+    def name(self) -> str:
+        """Short name such as ``aten.add.Tensor``."""
+        return str(self.func)
+
+    @property
+    def kind(self) -> str:
+        """Name without namespace and overload: ``add``."""
+        parts = str(self.func).split(".")
+        return parts[1] if len(parts) > 1 else parts[0]
+
+    @property
+    def where(self) -> str:
+        """For messages: the operation and the module it ran in."""
+        return f"{self.name} in {self.module!r}" if self.module else f"{self.name} in the model's own forward"
+
+
+@dataclass
+class Program:
+    """The record of one forward run; see the module's text."""
+
+    ops: list[Op]
+    values: dict[int, Value]
+    inputs: list[int]  # value ids of the tensors among the inputs, flattened
+    outputs: list[int]  # value ids of the tensors among the outputs, flattened
+    tensors: dict[str, int]  # value id of every parameter and buffer that was used
+    aliases: dict[str, str]  # other names of tied parameters → the name used here
+    opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
+    _last_use: dict[int, int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for op in self.ops:
+            for ref in op.inputs:
+                self._last_use[ref] = op.index
+        for out in self.outputs:
+            self._last_use[out] = len(self.ops)
+
+    def last_use(self, value: int) -> int:
+        """Index of the last operation that reads the value; ``len(ops)`` for outputs; -1 for none."""
+        return self._last_use.get(value, -1)
+
+    def bind(self, inputs: Inputs) -> dict[int, Tensor]:
+        """Real tensors for the program's inputs, checked against the recorded shapes."""
+        flat = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+        env: dict[int, Tensor] = {}
+        for vid, x in zip(self.inputs, flat, strict=True):
+            want = self.values[vid].shape
+            if tuple(x.shape) != want:
+                raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
+            env[vid] = x
+        return env
+
+    def run(
+        self,
+        env: dict[int, Tensor],
+        tensors: Mapping[str, Tensor],
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        keep: Callable[[int], bool] | None = None,
+        override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
+    ) -> dict[int, Tensor]:
+        """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
+
+        Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
+        single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``.
+        """
+        stop = len(self.ops) if stop is None else stop
+
+        def fetch(x: Any) -> Any:
+            if not isinstance(x, Ref):
+                return x
+            value = self.values[x.id]
+            if value.source in ("param", "buffer"):
+                return tensors[value.name]
+            return value.constant if value.source == "constant" else env[x.id]
+
+        with torch.no_grad():
+            for op in self.ops[start:stop]:
+                args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
+                special = override.get(op.index) if override else None
+                result = special(op, args, kwargs) if special else op.func(*args, **kwargs)
+                for vid, x in zip(op.outs, flat_tensors(result), strict=True):
+                    if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
+                        env[vid] = x
+                for ref in op.inputs:
+                    if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
+                        env.pop(ref, None)
+        return env
+
+    def call(self, inputs: Inputs, tensors: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
+        """Run the whole program and return its output tensors, flattened."""
+        env = self.run(self.bind(inputs), tensors, **options)
+        return [self.fetch_output(i, env, tensors) for i in self.outputs]
+
+    def fetch_output(self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+        """An output value, which may be a parameter or an input handed through."""
+        value = self.values[vid]
+        if value.source in ("param", "buffer"):
+            return tensors[value.name]
+        return value.constant if value.constant is not None else env[vid]
+
+
+def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(_map_refs(x, fetch) for x in tree)
+    if isinstance(tree, list):
+        return [_map_refs(x, fetch) for x in tree]
+    if isinstance(tree, dict):
+        return {k: _map_refs(x, fetch) for k, x in tree.items()}
+    return fetch(tree)
+
+
+def flat_tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]

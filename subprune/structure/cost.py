@@ -1,0 +1,182 @@
+"""Parameters and operations of the cut model, exactly, before anything is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from subprune.errors import BudgetError, closest
+from subprune.structure.groups import Group, Span, Structure, Units
+
+__all__ = ["CostModel", "predict"]
+
+Counts = Mapping[str, int]
+Kept = Mapping[str, Sequence[int]]
+Ints = NDArray[np.int64]
+
+
+class _Products:
+    """A sum of ``factor × product of lengths``, as arrays."""
+
+    def __init__(self, terms: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+        merged: dict[tuple[int, ...], int] = {}
+        for factor, lengths in terms:
+            key = tuple(sorted(lengths))
+            merged[key] = merged.get(key, 0) + factor
+        width = max((len(k) for k in merged), default=0)
+        # Length 0 is the constant one; it fills short products up.
+        self.index = np.array([[0] * (width - len(k)) + list(k) for k in merged], dtype=np.int64).reshape(-1, width)
+        self.factors = np.array(list(merged.values()), dtype=np.int64)
+
+    def total(self, lengths: Ints) -> Ints:
+        """Lengths [..., n] → totals [...]."""
+        return (lengths[..., self.index].prod(axis=-1) * self.factors).sum(axis=-1)
+
+
+class CostModel:
+    """Parameters and FLOPs of a model as a function of the units kept in each group.
+
+    Exact: equal to ``sum(p.numel() for p in cut.parameters())``, tied ones once, and to what
+    `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops` take
+    numbers of units, for groups whose units are all alike (`uniform`); `params_of` and `flops_of` take the
+    units themselves and work for all. Groups that are not named keep everything.
+    """
+
+    def __init__(self, model: nn.Module, structure: Structure) -> None:
+        self.groups: dict[str, Group] = {g.name: g for g in structure.groups}
+        self.names: tuple[str, ...] = tuple(self.groups)
+        self._column = {name: i for i, name in enumerate(self.names)}
+        self._spans: list[Span] = [Span(1)]
+        self._known: dict[Any, int] = {(1,): 0}
+        params = _Products(self._tensor_terms(model, structure))
+        flops = _Products([(t.factor, self._numbers(t.spans)) for t in structure.terms])
+        self._products = {"params": params, "flops": flops}
+        self._full = np.array([g.n_units for g in self.groups.values()], dtype=np.int64)
+        self._fixed = np.array([s.fixed for s in self._spans], dtype=np.int64)
+        self._per_unit = np.zeros((len(self._spans), len(self.names)), dtype=np.int64)
+        self._uneven: dict[str, list[tuple[int, Units]]] = {}
+        for i, span in enumerate(self._spans):
+            for name, sizes in span.parts:
+                if sizes.min() == sizes.max():
+                    self._per_unit[i, self._column[name]] = sizes[0]
+                else:
+                    self._uneven.setdefault(name, []).append((i, sizes))
+
+    # ---- numbers of units --------------------------------------------------------------------------
+
+    def params(self, counts: Counts) -> int:
+        """Parameters left if each named group keeps so many units."""
+        return int(self._products["params"].total(self._lengths(counts)))
+
+    def flops(self, counts: Counts) -> int:
+        """FLOPs (two per multiply-add) left if each named group keeps so many units."""
+        return int(self._products["flops"].total(self._lengths(counts)))
+
+    def many(self, counts: Ints) -> tuple[Ints, Ints]:
+        """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of `names`."""
+        if self._uneven:
+            self._refuse(next(iter(self._uneven)))
+        lengths = self._fixed + np.asarray(counts, dtype=np.int64) @ self._per_unit.T
+        return self._products["params"].total(lengths), self._products["flops"].total(lengths)
+
+    def uniform(self, name: str) -> bool:
+        """Whether all units of the group cost the same, so that their number says it all."""
+        return self._check(name) not in self._uneven
+
+    # ---- units themselves --------------------------------------------------------------------------
+
+    def params_of(self, kept: Kept) -> int:
+        """Parameters left if each named group keeps these units."""
+        return int(self._products["params"].total(self._lengths_of(kept)))
+
+    def flops_of(self, kept: Kept) -> int:
+        """FLOPs left if each named group keeps these units."""
+        return int(self._products["flops"].total(self._lengths_of(kept)))
+
+    def per_unit(self, name: str) -> tuple[Ints, Ints]:
+        """Parameters and FLOPs that go with each single unit of a group, all others left in place."""
+        group = self.groups[self._check(name)]
+        column, full = self._column[name], self._lengths({}, strict=False)
+        less = np.repeat(self._per_unit[:, column][None, :], group.n_units, axis=0)
+        for i, sizes in self._uneven.get(name, ()):
+            less[:, i] = sizes
+        lengths = full - less
+        p, f = self._products["params"], self._products["flops"]
+        return p.total(full) - p.total(lengths), f.total(full) - f.total(lengths)
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _tensor_terms(self, model: nn.Module, structure: Structure) -> list[tuple[int, tuple[int, ...]]]:
+        spans: dict[tuple[str, int], list[tuple[str, Units]]] = {}
+        for group in structure.groups:
+            for slot in group.slots:
+                sizes = np.bincount(slot.units[slot.units >= 0], minlength=group.n_units)
+                spans.setdefault((slot.tensor, slot.dim), []).append((group.name, sizes))
+        terms = []
+        for name, x in model.named_parameters():
+            lengths = []
+            for dim, size in enumerate(x.shape):
+                parts = tuple(spans.get((name, dim), ()))
+                lengths.append(Span(size - sum(int(s.sum()) for _, s in parts), parts))
+            terms.append((1, self._numbers(lengths)))
+        return terms
+
+    def _numbers(self, spans: Iterable[Span]) -> tuple[int, ...]:
+        """Each length's place in the list of different ones."""
+        numbers = []
+        for span in spans:
+            key = (span.fixed, *((name, sizes.tobytes()) for name, sizes in span.parts))
+            if key not in self._known:
+                self._known[key] = len(self._spans)
+                self._spans.append(span)
+            numbers.append(self._known[key])
+        return tuple(numbers)
+
+    def _lengths(self, counts: Counts, strict: bool = True) -> Ints:
+        left = self._full.copy()
+        for name, k in counts.items():
+            if strict and name in self._uneven:
+                self._refuse(name)
+            column = self._column.get(name)
+            if column is None or not 0 <= k <= self._full[column]:
+                raise BudgetError(f"group {self._check(name)!r} has {self.groups[name].n_units} units, cannot keep {k}")
+            left[column] = k
+        lengths = self._fixed + self._per_unit @ left
+        for name, spans in self._uneven.items():
+            if name not in counts:
+                for i, sizes in spans:
+                    lengths[i] += int(sizes.sum())
+        return lengths
+
+    def _lengths_of(self, kept: Kept) -> Ints:
+        lengths = self._lengths({name: len(units) for name, units in kept.items()}, strict=False)
+        for name in kept.keys() & self._uneven.keys():
+            for i, sizes in self._uneven[name]:
+                lengths[i] += int(sizes[np.asarray(kept[name], dtype=np.int64)].sum())
+        return lengths
+
+    def _refuse(self, name: str) -> None:
+        raise BudgetError(
+            f"the units of group {name!r} differ in size, so their number does not say what they cost; "
+            "use params_of and flops_of with the kept units"
+        )
+
+    def _check(self, name: str) -> str:
+        if name not in self.groups:
+            raise BudgetError(f"there is no group {name!r}; {closest(name, self.names)}see structure.names")
+        return name
+
+
+def predict(model: nn.Module, structure: Structure, kept: Mapping[str, int | Sequence[int]]) -> tuple[int, int]:
+    """Parameters and FLOPs after a cut; `kept` gives a number of units, or the units, for each group."""
+    cost = CostModel(model, structure)
+    chosen: dict[str, Sequence[int]] = {}
+    for name, k in kept.items():
+        if isinstance(k, int) and not cost.uniform(name):
+            cost._refuse(name)
+        chosen[name] = range(k) if isinstance(k, int) else k  # any k units cost the same in a uniform group
+    return cost.params_of(chosen), cost.flops_of(chosen)
