@@ -18,7 +18,7 @@ from subprune.errors import OptionError
 
 __all__ = ["MAX_BYTES", "Convolution", "conv_rows", "patches"]
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 128 * 2**20
 """Default bound on the memory of one chunk of rows."""
 
 _MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}

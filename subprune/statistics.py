@@ -2,7 +2,8 @@
 
 Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size, every
 chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and summed in
-float64. How the inputs of a convolution become rows is in :mod:`subprune.patches`.
+float64. How the inputs of a convolution become rows is in :mod:`subprune.patches`, how most do
+without in :mod:`subprune.shifts`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError
 from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches
+from subprune.shifts import Products, can_shift, shifted_products
 
 __all__ = [
     "RANK_TOLERANCE",
@@ -101,6 +103,12 @@ def unit_count(stats: Sequence[Statistics]) -> int:
     return max((int(s.units.max()) + 1 for s in stats if s.width), default=0)
 
 
+def _working(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the precision to multiply them in: float64 if one of them is, else float32."""
+    exact = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
+
+
 def _sum_device(device: torch.device) -> torch.device:
     """Where float64 sums can be kept: the device itself, or the CPU if it has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
@@ -136,13 +144,15 @@ class Accumulator:
             self._add(rows[start : start + step], targets[start : start + step])
 
     def _add(self, rows: Tensor, targets: Tensor) -> None:
-        exact = rows.dtype == torch.float64 or targets.dtype == torch.float64
-        dtype = torch.float64 if exact else torch.float32
-        self._precision = max(self._precision, torch.finfo(dtype).eps)
-        rows, targets = rows.detach().to(dtype), targets.detach().to(dtype)
-        device = _sum_device(rows.device)
-        column_sums = _wide_sum(rows).to(device)
-        target_sums = _wide_sum(targets).to(device)
+        """Add one chunk."""
+        rows, targets = _working(rows, targets)
+        products = Products(rows.T @ rows, rows.T @ targets, _wide_sum(rows), len(rows))
+        self.add(products, targets)
+
+    def add(self, products: Products, targets: Tensor) -> None:
+        """Add products made elsewhere, and the targets [n, m] they were made with."""
+        device = _sum_device(products.gram.device)
+        column_sums, target_sums = products.sums.to(device), _wide_sum(targets).to(device)
         for name, total in (("inputs", column_sums), ("targets", target_sums)):
             if not bool(torch.isfinite(total).all()):
                 raise DataError(
@@ -154,12 +164,13 @@ class Accumulator:
             gram, cross, sums, totals = (column_sums.new_zeros(shape) for shape in shapes)
             self._sums = (gram, cross, sums, totals)
         gram, cross, sums, totals = self._sums
-        gram += (rows.T @ rows).to(device)
-        cross += (rows.T @ targets).to(device)
+        gram += products.gram.to(device)
+        cross += products.cross.to(device)
         sums += column_sums
         totals += target_sums
+        self._precision = max(self._precision, torch.finfo(products.gram.dtype).eps)
         self._energy += float(targets.to(device).square().sum(dtype=torch.float64))
-        self.rows += rows.shape[0]
+        self.rows += products.rows
 
     def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         if self._sums is None:
@@ -271,20 +282,42 @@ class ConsumerStatistics:
             rows = b.reshape(-1, b.shape[-1])
             self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
             return
+        if b.ndim > 2 and can_shift(self.consumer.conv, tuple(b.shape[2:])):
+            self._add_shifted(b, y, self.consumer.conv)
+            return
         for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
             part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])
             self._add(rows, part)
 
     def _add(self, rows: Tensor, targets: Tensor | None) -> None:
         """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
-        if rows.shape[1] != sum(part.d for part in self.parts):
-            raise DataError(
-                f"{self.consumer.where}: the input has {rows.shape[1]} columns, but the unit map describes "
-                f"{sum(part.d for part in self.parts)}"
-            )
+        self._check_columns(rows.shape[1])
         for i, part in enumerate(self.parts):
             own = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
             part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
+
+    def _add_shifted(self, b: Tensor, y: Tensor | None, conv: Convolution) -> None:
+        """The same for b [N, inputs, *spatial], y [N, outputs, *out], some images at a time, no patches."""
+        self._check_columns(b.shape[1] * conv.taps)
+        image = b[:1].numel() + (0 if y is None else y[:1].numel())
+        step = max(1, self.max_bytes // (3 * 4 * image))  # padded, core, and placed targets
+        for start in range(0, b.shape[0], step):
+            own = _working(*(x[start : start + step] for x in (b, y) if x is not None))
+            inputs = own[0].chunk(self.consumer.groups, 1)
+            outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
+            for part, x, target in zip(self.parts, inputs, outputs, strict=True):
+                products = shifted_products(x, target, conv)
+                if target is None:
+                    part.add(products, x.new_zeros(0, 0))
+                else:
+                    part.add(products, target.movedim(1, -1).reshape(-1, target.shape[1]))
+
+    def _check_columns(self, found: int) -> None:
+        if found != sum(part.d for part in self.parts):
+            raise DataError(
+                f"{self.consumer.where}: the input has {found} columns, but the unit map describes "
+                f"{sum(part.d for part in self.parts)}"
+            )
 
     def result(self, weight: Tensor | None = None) -> list[Statistics]:
         """One Statistics per block; the symmetric form needs the layer's weight, as the layer holds it."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.shifts import can_shift, shifted_products
 from subprune.statistics import (
     Accumulator,
     Consumer,
@@ -154,20 +155,45 @@ def test_chunks_are_bounded_and_complete(max_bytes: int) -> None:
     assert torch.equal(seen.reshape(-1, 27), patches(x, (3, 3), padding=1))
 
 
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("padding_mode", MODES)
+def test_shifts_equal_patches(dims: int, padding_mode: str) -> None:
+    x = normal(0, 3, 4, *(9, 10, 8)[:dims])
+    for kernel, padding, dilation in product([2, 3], [0, 1, 2, "same"], [1, 2]):
+        sizes = (kernel,) * (dims - 1) + (3,)
+        conv = Convolution.make(sizes, 1, padding, dilation, padding_mode)
+        rows = patches(x, sizes, 1, padding, dilation, padding_mode)
+        y = normal(1, 3, *conv.windows(x).shape[1 : dims + 1], 5)
+        found = shifted_products(x, y.movedim(-1, 1), conv)
+        expected = (rows.T @ rows, rows.T @ y.reshape(-1, 5), rows.sum(0))
+        for a, b in zip((found.gram, found.cross, found.sums), expected, strict=True):
+            assert float((a - b).abs().max()) <= 1e-12 * float(b.abs().max())
+        assert found.rows == len(rows)
+
+
+def test_shifts_are_used_where_they_pay() -> None:
+    assert can_shift(Convolution.make((3, 3), padding=1), (8, 8))
+    assert not can_shift(Convolution.make((3, 3), padding=1), (4, 4))
+    assert not can_shift(Convolution.make((3, 3), 2, 1), (32, 32))
+    assert not can_shift(Convolution.make((1, 1)), (32, 32))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("max_bytes", [2000, 10**8])
-def test_conv_consumer_equals_raw_patches(groups: int, symmetric: bool, max_bytes: int) -> None:
-    b, a, weight = normal(0, 6, 4, 7, 6), normal(1, 6, 4, 7, 6), normal(2, 8, 4 // groups, 3, 2)
-    conv = Convolution.make((3, 2), (2, 1), 1, groups=groups)
+def test_conv_consumer_equals_raw_patches(stride: int, groups: int, symmetric: bool, max_bytes: int) -> None:
+    b, a, weight = normal(0, 6, 4, 9, 8), normal(1, 6, 4, 9, 8), normal(2, 8, 4 // groups, 3, 2)
+    conv = Convolution.make((3, 2), (stride, 1), 1, groups=groups)
     consumer = Consumer(torch.tensor([0, -1, 1, 2]), 8, conv)
     y = consumer.output(b if symmetric else a, weight)
+    assert can_shift(conv, (9, 8)) == (stride == 1)
     collector = ConsumerStatistics(consumer, symmetric, max_bytes)
     for part, target in zip(b.split(4), y.split(4), strict=True):
         collector.update(part, None if symmetric else target)
     found = collector.result(weight if symmetric else None)
     assert len(found) == groups
-    rows, targets = patches(b, (3, 2), (2, 1), 1), y.movedim(1, -1).reshape(-1, 8)
+    rows, targets = patches(b, (3, 2), (stride, 1), 1), y.movedim(1, -1).reshape(-1, 8)
     units = consumer.units.repeat_interleave(6)
     pieces = zip(rows.chunk(groups, 1), targets.chunk(groups, 1), units.chunk(groups), strict=True)
     for stats, (B, Y, u) in zip(found, pieces, strict=True):
@@ -183,6 +209,15 @@ def test_linear_consumer_takes_any_leading_dimensions() -> None:
     asymmetric.update(b, consumer.output(b, weight))
     same(symmetric.result(weight)[0], asymmetric.result()[0], 1e-10)
     assert consumer.kind == "linear"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_not_finite_is_refused_in_a_convolution_too(stride: int) -> None:
+    b = normal(0, 2, 3, 9, 9)
+    b[1, 2, 4, 4] = float("inf")
+    consumer = Consumer(torch.arange(3), 2, Convolution.make((3, 3), stride, 1), where="conv2")
+    with pytest.raises(DataError, match="conv2: the inputs contain NaN"):
+        ConsumerStatistics(consumer, True).update(b)
 
 
 def test_forms_cannot_be_mixed() -> None:
@@ -204,5 +239,8 @@ def test_wrong_convolutions_are_refused() -> None:
         patches(normal(0, 1, 1, 2), (3,))
     with pytest.raises(OptionError, match="2-dimensional"):
         patches(normal(0, 1, 1, 5), (3, 3))
+    consumer = Consumer(torch.arange(1), 1, Convolution.make((3, 3)))
+    with pytest.raises(OptionError, match="2-dimensional"):
+        ConsumerStatistics(consumer, True).update(normal(0, 1, 1, 5))
     with pytest.raises(OptionError, match="cannot be split"):
         Consumer(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()
