@@ -1,0 +1,6 @@
+"""How many units each group keeps."""
+
+from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
+from subprune.budget.target import Rounding, Target, fill, largest
+
+__all__ = ["Rounding", "Target", "by_error", "equal_fractions", "explicit", "fill", "fraction", "largest"]

@@ -1,0 +1,69 @@
+"""Budget rules that need no data beyond the error curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from subprune.budget.target import Counts, Rounding, Target, fill, largest
+from subprune.errors import BudgetError, closest
+from subprune.greedy import KeepOrder
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+
+__all__ = ["by_error", "equal_fractions", "explicit", "fraction"]
+
+
+def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
+    """Checked ``{group: k}``; groups that are not named stay whole."""
+    known = {g.name: g for g in groups}
+    for name, k in budgets.items():
+        if name not in known:
+            raise BudgetError(f"budgets name {name!r}: {closest(name, known)}prunable are {', '.join(known)}")
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= known[name].n_units:
+            raise BudgetError(
+                f"budgets[{name!r}] must be an integer from 1 to {known[name].n_units}, the number of units, got {k!r}"
+            )
+    return dict(budgets)
+
+
+def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts:
+    """The same fraction of units in every group, rounded down, at least one."""
+    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+        raise BudgetError(f"keep must be a fraction above 0 and at most 1, got {keep!r}")
+    return {g.name: rounding.down(keep * g.n_units, g.n_units) for g in groups}
+
+
+def equal_fractions(groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding) -> Counts:
+    """The largest common fraction that meets the target; then single units, narrowest group first."""
+    levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
+
+    def at(level: float) -> Counts:
+        return {g.name: rounding.down(level * g.n_units, g.n_units) for g in groups}
+
+    counts = largest(levels, at, cost, target)
+    return fill(counts, groups, cost, target, rounding, lambda g, k: -k / g.n_units)
+
+
+def by_error(
+    groups: Sequence[Group],
+    curves: Mapping[str, KeepOrder],
+    cost: CostModel,
+    target: Target,
+    rounding: Rounding,
+) -> Counts:
+    """One threshold on the relative input change for all groups, as small as the target allows."""
+    errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
+    levels = np.unique(np.concatenate([e for e in errors.values()]))[::-1]
+
+    def at(level: float) -> Counts:
+        counts = {}
+        for g in groups:
+            curve = errors[g.name]
+            enough = np.flatnonzero(curve <= level)
+            counts[g.name] = rounding.up(int(enough[0]) if enough.size else g.n_units, g.n_units)
+        return counts
+
+    counts = largest([float("inf"), *levels.tolist()], at, cost, target)
+    return fill(counts, groups, cost, target, rounding, lambda g, k: float(errors[g.name][k]))

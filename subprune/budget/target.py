@@ -1,0 +1,97 @@
+"""What the pruned model may cost, and the search that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from subprune.errors import BudgetError
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+
+__all__ = ["Rounding", "Target", "fill", "largest"]
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A limit on the parameters or FLOPs of the whole model."""
+
+    quantity: str  # "params" or "flops"
+    limit: int
+    asked: str  # how the caller put it, for messages
+
+    def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
+        """What the limit is about, for these numbers of units."""
+        return cost.params(counts) if self.quantity == "params" else cost.flops(counts)
+
+    def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
+        return self.size(cost, counts) <= self.limit
+
+    def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
+        """Refuse a target that even one unit per group does not meet, and name the nearest that can be."""
+        least, full = self.size(cost, smallest), self.size(cost, {})
+        if least > self.limit:
+            raise BudgetError(
+                f"{self.asked} cannot be reached: it allows {self.limit:,} {self.quantity}, and with the smallest "
+                f"width of every group {least:,} are left; the nearest feasible ratio is {full / least:.2f}"
+            )
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The only rounding: numbers of units are multiples of `to`, at least one, at most all."""
+
+    to: int = 1
+
+    def down(self, k: float, n: int) -> int:
+        """The largest allowed number not above k."""
+        if k >= n:
+            return n
+        return min(n, max(self.least(n), int(k + 1e-9) // self.to * self.to))
+
+    def up(self, k: int, n: int) -> int:
+        """The smallest allowed number not below k."""
+        return min(n, max(self.least(n), -(-k // self.to) * self.to))
+
+    def next(self, k: int, n: int) -> int:
+        """The next allowed number above k; n if there is none."""
+        return min(n, (k // self.to + 1) * self.to)
+
+    def least(self, n: int) -> int:
+        return min(n, self.to)
+
+
+def largest(levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target) -> Counts:
+    """The counts of the last level that fits; levels are ordered from the smallest model to the largest."""
+    low, high = 0, len(levels) - 1
+    target.check(cost, counts_at(levels[0]))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if target.fits(cost, counts_at(levels[middle])):
+            low = middle
+        else:
+            high = middle - 1
+    return counts_at(levels[low])
+
+
+def fill(
+    counts: Counts,
+    groups: Sequence[Group],
+    cost: CostModel,
+    target: Target,
+    rounding: Rounding,
+    urgency: Callable[[Group, int], float],
+) -> Counts:
+    """Add units, most urgent group first, until not one more fits: the largest model within the target."""
+    result = dict(counts)
+    open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
+    while open_:
+        group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
+        more = {**result, group.name: rounding.next(result[group.name], group.n_units)}
+        if target.fits(cost, more):
+            result = more
+        if result is not more or more[group.name] >= group.n_units:
+            del open_[group.name]
+    return result

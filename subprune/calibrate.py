@@ -1,0 +1,217 @@
+"""Runs the recorded program on the calibration data and turns activations into statistics.
+
+A `Run` holds, for every batch, the values that are alive between two operations, and advances: nothing is
+ever computed from the start again. Two runs side by side, one of the dense model and one of the model pruned
+so far, give all three forms of the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subprune.data import Batch, signature
+from subprune.errors import DataError, SubpruneError
+from subprune.masking import Override, model_tensors
+from subprune.patches import Convolution
+from subprune.record import Op, Program, record
+from subprune.statistics import Consumer as Reader
+from subprune.statistics import ConsumerStatistics, Statistics
+from subprune.structure import Consumer, Group, Structure, analyse
+
+__all__ = ["FORMS", "Calibration", "Run", "Trace", "consumer_weight", "group_statistics"]
+
+FORMS = ("layer", "sequential", "asymmetric")
+
+
+class Run:
+    """A forward run of all batches, stopped between two operations."""
+
+    def __init__(self, programs: Sequence[Program], envs: list[dict[int, Tensor]], tensors: dict[str, Tensor]) -> None:
+        self.programs, self.envs, self.tensors = programs, envs, tensors
+        self.position = 0
+        self.override: dict[int, Override] = {}
+
+    def fork(self) -> Run:
+        """A second run that goes on from here; the values are shared, the state is not."""
+        other = Run(self.programs, [dict(env) for env in self.envs], self.tensors)
+        other.position, other.override = self.position, dict(self.override)
+        return other
+
+    def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
+        """Run every batch up to, not including, operation `stop`; `watch` replaces operations on the way."""
+        if stop <= self.position:
+            return
+        override = {**self.override, **(watch or {})}
+        for program, env in zip(self.programs, self.envs, strict=True):
+            program.run(env, self.tensors, self.position, stop, override=override)
+        self.position = stop
+
+    def values(self, vid: int) -> list[Tensor]:
+        """One value, batch by batch."""
+        return [env[vid] for env in self.envs]
+
+    def outputs(self) -> list[list[Tensor]]:
+        """The model's outputs, batch by batch; the run must be at its end."""
+        return [
+            [program.fetch_output(i, env, self.tensors) for i in program.outputs]
+            for program, env in zip(self.programs, self.envs, strict=True)
+        ]
+
+
+@dataclass
+class Calibration:
+    """A model, its batches, and the program of every batch shape."""
+
+    model: nn.Module
+    batches: Sequence[Batch]
+    structure: Structure
+    programs: Sequence[Program]  # one per batch
+
+    @classmethod
+    def of(cls, model: nn.Module, batches: Sequence[Batch]) -> Calibration:
+        """Record the model once per shape of batch."""
+        known: dict[Any, Program] = {}
+        programs = []
+        for batch in batches:
+            key = signature(batch.inputs)
+            if key not in known:
+                known[key] = _record(model, batch)
+            programs.append(known[key])
+        main = programs[0]
+        for program in known.values():
+            if [str(op.func) for op in program.ops] != [str(op.func) for op in main.ops]:
+                raise DataError(
+                    "the model takes another path for batches of another shape; give batches that all have "
+                    "the same shape"
+                )
+        return cls(model, batches, analyse(main), programs)
+
+    def start(self) -> Run:
+        """A run of the dense model, before its first operation."""
+        program = self.structure.program
+        tensors = model_tensors(self.model, program)
+        envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
+        return Run(self.programs, envs, tensors)
+
+
+def _record(model: nn.Module, batch: Batch) -> Program:
+    try:
+        return record(model, batch.inputs)
+    except SubpruneError:
+        raise
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in (*batch.inputs[0], *batch.inputs[1].values()) if isinstance(x, Tensor)]
+        raise DataError(
+            f"the model cannot be called with the calibration data (shapes {shapes}): {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+        ) from error
+
+
+# ---- one consumer -----------------------------------------------------------------------------------
+
+
+def _plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+    """The product of a linear or convolution operation without its bias, and the bias."""
+    if op.kind == "addmm":
+        return torch.mm(args[1], args[2]), args[0]
+    bias = args[2] if len(args) > 2 else None
+    if op.kind in ("mm", "matmul") or bias is None:
+        return op.func(*args), None
+    return op.func(*args[:2], None, *args[3:]), bias
+
+
+def _add_bias(op: Op, y: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None:
+        return y
+    return y + (bias.reshape(-1, *[1] * (y.ndim - 2)) if op.kind == "convolution" else bias)
+
+
+def consumer_weight(consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The consumer's weight with outputs first: [outputs, inputs / groups, *kernel]."""
+    weight = tensors[consumer.use.weight]
+    return weight.transpose(0, 1) if consumer.use.in_dim == 0 else weight
+
+
+def _reader(consumer: Consumer, program: Program, where: str) -> Reader:
+    """How `statistics` sees the consumer."""
+    op = program.ops[consumer.use.op]
+    shape = program.values[program.tensors[consumer.use.weight]].shape
+    units = torch.as_tensor(consumer.columns).repeat(consumer.groups)
+    if consumer.use.kind == "linear":
+        return Reader(units, shape[consumer.use.out_dim], None, where)
+    stride, padding, dilation = op.args[3:6]
+    conv = Convolution.make(shape[2:], stride, padding, dilation, "zeros", consumer.groups)
+    return Reader(units, shape[0], conv, where)
+
+
+class Trace:
+    """What passes a group's consumers during an advance of a run: inputs, and outputs without bias."""
+
+    def __init__(self, consumers: Sequence[Consumer], see: Callable[[int, Consumer, Tensor, Tensor | None], None]):
+        self.consumers, self.see = consumers, see
+        self.batch: dict[int, int] = {}
+
+    def watch(self, outputs: bool) -> dict[int, Override]:
+        """Stand-ins for the consumers' operations that report what they see."""
+        return {c.use.op: self._stand_in(c, outputs) for c in self.consumers}
+
+    def _stand_in(self, consumer: Consumer, outputs: bool) -> Override:
+        def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+            number = self.batch.get(op.index, 0)
+            self.batch[op.index] = number + 1
+            x = args[1] if op.kind == "addmm" else args[0]
+            if not outputs:
+                self.see(number, consumer, x, None)
+                return op.func(*args, **kwargs)
+            y, bias = _plain_output(op, (*args, *kwargs.values()))
+            self.see(number, consumer, x, y)
+            return _add_bias(op, y, bias)
+
+        return run
+
+
+# ---- one group ---------------------------------------------------------------------------------------
+
+
+def group_statistics(group: Group, form: str, current: Run, dense: Run) -> list[Statistics]:
+    """Statistics of all reweightable consumers of a group.
+
+    Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
+    ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one.
+    """
+    consumers = group.reweightable
+    stop = max(c.use.op for c in consumers) + 1
+    program = current.programs[0]
+    symmetric = form != "asymmetric"
+    gather = {c.use.op: ConsumerStatistics(_reader(c, program, f"layer {c.name!r}"), symmetric) for c in consumers}
+    if symmetric:
+        trace = Trace(consumers, lambda n, c, x, y: gather[c.use.op].update(x))
+        current.fork().advance(stop, trace.watch(outputs=False))
+        found = [(c, gather[c.use.op].result(consumer_weight(c, current.tensors))) for c in consumers]
+    else:
+        for consumer, b, y in _side_by_side(consumers, current.fork(), dense.fork(), stop):
+            gather[consumer.use.op].update(b, y)
+        found = [(c, gather[c.use.op].result()) for c in consumers]
+    return [s for _, blocks in found for s in blocks]
+
+
+def _side_by_side(
+    consumers: Sequence[Consumer], current: Run, dense: Run, stop: int
+) -> Iterator[tuple[Consumer, Tensor, Tensor]]:
+    """Inputs of the pruned run with outputs of the dense run, consumer by consumer, batch by batch."""
+    targets: list[Tensor] = []
+    inputs: list[Tensor] = []
+    for consumer in sorted(consumers, key=lambda c: c.use.op):
+        targets.clear()
+        inputs.clear()
+        see_dense = Trace([consumer], lambda n, c, x, y: targets.append(y) if y is not None else None)
+        see_current = Trace([consumer], lambda n, c, x, y: inputs.append(x))
+        dense.advance(consumer.use.op + 1, see_dense.watch(outputs=True))
+        current.advance(consumer.use.op + 1, see_current.watch(outputs=False))
+        for b, y in zip(inputs, targets, strict=True):
+            yield consumer, b, y

@@ -1,0 +1,161 @@
+"""Calibration data: whatever the caller has, as checked batches of inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from subprune.errors import DataError
+from subprune.record import Inputs
+
+__all__ = ["Batch", "batches", "signature"]
+
+_LABEL_KEYS = ("labels", "label", "target", "targets")
+CHUNK = 128  # a single tensor is worked through in batches of this many samples
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments for one call of the model, and labels if they came along."""
+
+    inputs: Inputs
+    labels: Tensor | None
+    size: int
+
+
+def batches(
+    data: Any,
+    model: nn.Module,
+    n_samples: int | None = 512,
+    *,
+    forward: Callable[[Any], Any] | None = None,
+    device: torch.device | None = None,
+) -> list[Batch]:
+    """The first `n_samples` samples of `data` as batches; None takes all.
+
+    `data` is a tensor of inputs, a DataLoader, or any iterable of tensors, of tuples ``(inputs, labels)`` or
+    of dicts of keyword arguments. Labels are set aside. `forward` turns an item into the model's arguments
+    (a tensor, tuple or dict) where these conventions do not fit.
+    """
+    if n_samples is not None and (not isinstance(n_samples, int) or n_samples < 1):
+        raise DataError(f"n_samples must be a positive integer or None, got {n_samples!r}")
+    found: list[Batch] = []
+    left = n_samples
+    for item in _items(data):
+        batch = _batch(item, model, forward)
+        if batch.size == 0:
+            continue
+        if left is not None and batch.size > left:
+            batch = _first(batch, left)
+        found.append(_to(batch, device))
+        _check(found[-1], len(found))
+        if left is not None:
+            left -= batch.size
+            if left <= 0:
+                break
+    if not found:
+        raise DataError("the calibration data is empty; give at least one input, a few hundred are best")
+    return found
+
+
+def _items(data: Any) -> Iterable[Any]:
+    if isinstance(data, Tensor):
+        if data.ndim == 0 or data.shape[0] == 0:
+            raise DataError(f"the calibration data is empty: a tensor of shape {tuple(data.shape)}")
+        return data.split(CHUNK)
+    if isinstance(data, Mapping):
+        return [data]
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise DataError(
+            f"calibration data of type {type(data).__name__} cannot be read; give a tensor, a DataLoader, or an "
+            "iterable of tensors, (inputs, labels) tuples or dicts"
+        )
+    if isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
+        sizes = {x.shape[0] if x.ndim else 0 for x in data}
+        if len(sizes) == 1:  # (inputs, labels) of the whole set
+            return zip(*(x.split(CHUNK) for x in data), strict=True)
+    return data
+
+
+def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) -> Batch:
+    labels: Tensor | None = None
+    if isinstance(item, Mapping):
+        labels = next((item[k] for k in _LABEL_KEYS if isinstance(item.get(k), Tensor)), None)
+    elif isinstance(item, Sequence) and len(item) > 1 and isinstance(item[-1], Tensor) and _is_labels(item[-1]):
+        labels = item[-1]
+    if forward is not None:
+        item = forward(item)
+        inputs = _arguments(item)
+    elif isinstance(item, Mapping):
+        known = {k: v for k, v in item.items() if k not in _LABEL_KEYS}
+        inputs = ((), known)
+    elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
+        inputs = (tuple(item[: _positional(model, len(item), labels is not None)]), {})
+    else:
+        inputs = _arguments(item)
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    if not tensors:
+        raise DataError(f"an item of the calibration data holds no tensor: {type(item).__name__}")
+    return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
+
+
+def _is_labels(x: Tensor) -> bool:
+    return not x.is_floating_point() and x.ndim <= 1
+
+
+def _positional(model: nn.Module, given: int, labelled: bool) -> int:
+    """How many of an item's elements the model takes; the rest are labels."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if given > 1 and labelled:
+        given -= 1
+    return max(1, min(given, len(required) or given))
+
+
+def _arguments(item: Any) -> Inputs:
+    if isinstance(item, Tensor):
+        return (item,), {}
+    if isinstance(item, Mapping):
+        return (), dict(item)
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    raise DataError(
+        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples and dicts "
+        "(or pass forward= to turn it into one)"
+    )
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    cut = tree_map(
+        lambda x: x[:count] if isinstance(x, Tensor) and x.ndim and x.shape[0] == batch.size else x, batch.inputs
+    )
+    labels = None if batch.labels is None else batch.labels[:count]
+    return Batch(cut, labels, count)
+
+
+def _to(batch: Batch, device: torch.device | None) -> Batch:
+    if device is None:
+        return batch
+    moved = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch.inputs)
+    return Batch(moved, None if batch.labels is None else batch.labels.to(device), batch.size)
+
+
+def _check(batch: Batch, number: int) -> None:
+    for x in tree_flatten(batch.inputs)[0]:
+        if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            raise DataError(f"batch {number} of the calibration data contains NaN or infinity; remove those samples")
+
+
+def signature(inputs: Inputs) -> tuple[Any, ...]:
+    """What a recorded program depends on: shapes and types of all tensors, and the other arguments."""
+    flat, spec = tree_flatten(inputs)
+    parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
+    return (str(spec), *parts)

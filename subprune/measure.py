@@ -1,0 +1,91 @@
+"""What a model costs and how well it does: parameters, FLOPs, latency, accuracy, agreement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from subprune.data import Batch
+from subprune.record import Inputs, _flat_tensors, _plain, eval_mode
+
+__all__ = ["Latency", "accuracy", "agreement", "count_flops", "count_parameters", "latency", "predictions"]
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters of the whole model, tied ones once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def count_flops(model: nn.Module, inputs: Inputs) -> int:
+    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add)."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with eval_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(*inputs[0], **inputs[1])
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+    return int(counter.get_total_flops())
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds per call: the median of repeated runs, and the middle half of them."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+
+
+def latency(model: nn.Module, inputs: Inputs, *, repeats: int = 20, warmup: int = 3) -> Latency:
+    """Measure calls of the model after a warm-up."""
+    times = []
+    with eval_mode(model), torch.no_grad():
+        for i in range(warmup + repeats):
+            started = time.perf_counter()
+            model(*inputs[0], **inputs[1])
+            _wait(inputs)
+            if i >= warmup:
+                times.append(time.perf_counter() - started)
+    low, median, high = torch.tensor(times, dtype=torch.float64).quantile(
+        torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    )
+    return Latency(float(median), float(low), float(high), repeats)
+
+
+def _wait(inputs: Inputs) -> None:
+    """Let work on an accelerator finish, so that the clock sees it."""
+    device = next((x.device for x in _flat_tensors(inputs)), torch.device("cpu"))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def predictions(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
+    """The class with the largest output (first output tensor, last dimension), batch by batch."""
+    with eval_mode(model), torch.no_grad():
+        return [_flat_tensors(_plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
+
+
+def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:
+    """Share of labelled samples whose largest output is their label."""
+    right = total = 0
+    for batch, found in zip(batches, predictions(model, batches), strict=True):
+        if batch.labels is not None:
+            right += int((found == batch.labels).sum())
+            total += batch.labels.numel()
+    return right / total if total else float("nan")
+
+
+def agreement(model: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float:
+    """Share of samples on which two models predict the same class; needs no labels."""
+    pairs = list(zip(predictions(model, batches), predictions(other, batches), strict=True))
+    same = sum(int((a == b).sum()) for a, b in pairs)
+    return same / max(1, sum(a.numel() for a, _ in pairs))

@@ -1,0 +1,206 @@
+"""One way through the network: rank, choose, reweight, switch off, go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from subprune.calibrate import Calibration, Run, consumer_weight
+from subprune.errors import OptionError
+from subprune.greedy import KeepOrder
+from subprune.masking import keep_mask, overrides, zero
+from subprune.methods import Method, Ranker
+from subprune.objective import residual
+from subprune.reweight import Reweighting, solve
+from subprune.statistics import Statistics
+from subprune.structure import Consumer, Group
+
+__all__ = ["Decision", "Walk", "curves", "walk"]
+
+Tick = Callable[[str, Group], None]
+
+
+@dataclass
+class Decision:
+    """What was decided for one group, and what was measured on the way."""
+
+    group: str
+    kept: tuple[int, ...]
+    order: tuple[int, ...]
+    errors: tuple[float, ...] = ()  # error curve, if the method has one: relative residual for every k
+    dependent: tuple[int, ...] = ()  # units that added nothing to those before
+    error: float = float("nan")  # relative input change left after reweighting, on the calibration data
+    seconds: float = 0.0
+    solves: tuple[Reweighting, ...] = ()
+
+
+@dataclass
+class Walk:
+    """The result of a walk: decisions by group, and the parameters of the masked, reweighted model."""
+
+    decisions: dict[str, Decision]
+    tensors: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+
+
+def in_order(groups: Sequence[Group]) -> list[Group]:
+    """Forward order: by the first layer that reads the units."""
+    return sorted(groups, key=lambda g: (min(c.use.op for c in g.reweightable), g.first_op))
+
+
+def walk(
+    calibration: Calibration,
+    groups: Sequence[Group],
+    method: Method,
+    counts: Mapping[str, int],
+    *,
+    reweight: bool = True,
+    seed: int = 0,
+    epsilon: float | None = None,
+    tick: Tick = lambda stage, group: None,
+) -> Walk:
+    """Decide every group in forward order.
+
+    The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left.
+    """
+    dense, current = calibration.start(), calibration.start()
+    generator = torch.Generator().manual_seed(seed)
+    labels = [b.labels for b in calibration.batches if b.labels is not None]
+    decisions: dict[str, Decision] = {}
+    for group in in_order(groups):
+        started = time.perf_counter()
+        tick("rank", group)
+        _go_to(group, dense)
+        alone = method.form == "layer"  # then the pruned model's activations are never looked at
+        mark = None if alone else _go_to(group, current)
+        source = dense if alone else current
+        ranker = Ranker(group, method.form, source, dense, generator, counts[group.name], epsilon, labels)
+        decision = _decide(ranker, method, counts[group.name])
+        tick("reweight", group)
+        _apply(ranker, decision, current, mark, reweight)
+        decision.seconds = time.perf_counter() - started
+        decisions[group.name] = decision
+    return Walk(decisions, current.tensors)
+
+
+def curves(
+    calibration: Calibration,
+    groups: Sequence[Group],
+    method: Method,
+    *,
+    seed: int = 0,
+    tick: Tick = lambda stage, group: None,
+) -> dict[str, KeepOrder]:
+    """Keep orders and error curves of all groups on the dense model, in one forward pass."""
+    dense = calibration.start()
+    generator = torch.Generator().manual_seed(seed)
+    labels = [b.labels for b in calibration.batches if b.labels is not None]
+    found: dict[str, KeepOrder] = {}
+    for group in in_order(groups):
+        tick("curve", group)
+        _go_to(group, dense)
+        ranker = Ranker(group, "layer", dense, dense, generator, None, None, labels)
+        found[group.name] = with_errors(ranker, method.order(ranker))
+    return found
+
+
+def with_errors(ranker: Ranker, ranked: KeepOrder | Sequence[int]) -> KeepOrder:
+    """A ranking with its error curve, computed from the statistics if the method gave none."""
+    if isinstance(ranked, KeepOrder):
+        return ranked
+    order = checked_order(ranker, ranked)
+    total = sum(s.energy for s in ranker.statistics) or 1.0
+    errors = [residual(ranker.statistics, order[:k]) / total for k in range(len(order) + 1)]
+    curve = torch.tensor(errors, dtype=torch.float64).cummin(0).values.clamp(min=0)
+    return KeepOrder(order, -curve.diff() * total, curve, (), ())
+
+
+def checked_order(ranker: Ranker, ranked: Sequence[int]) -> tuple[int, ...]:
+    """The ranking as unit numbers; one that is no ranking is refused."""
+    order = tuple(int(u) for u in ranked)
+    if len(set(order)) != len(order) or any(not 0 <= u < ranker.n_units for u in order):
+        raise OptionError(
+            f"the method's ranking of group {ranker.group.name!r} must hold different numbers from 0 to "
+            f"{ranker.n_units - 1}, got {order[:8]}{'…' if len(order) > 8 else ''}"
+        )
+    return order
+
+
+def _go_to(group: Group, run: Run) -> Run | None:
+    """Advance to the group's first consumer; a group that changes norms needs a way back to its producer."""
+    mark = None
+    if group.narrowings:
+        run.advance(group.first_op)
+        mark = run.fork()
+    run.advance(min(c.use.op for c in group.consumers))
+    return mark
+
+
+def _decide(ranker: Ranker, method: Method, k: int) -> Decision:
+    ranked = method.order(ranker)
+    order = checked_order(ranker, ranked.order if isinstance(ranked, KeepOrder) else ranked)
+    decision = Decision(ranker.group.name, tuple(sorted(order[:k])), order)
+    if isinstance(ranked, KeepOrder):
+        decision.errors = tuple(float(e) for e in ranked.errors)
+        decision.dependent = ranked.dependent
+    return decision
+
+
+def _apply(ranker: Ranker, decision: Decision, current: Run, mark: Run | None, reweight: bool) -> None:
+    """Switch the other units off in the current run, with new weights for what reads them."""
+    group = ranker.group
+    keep = keep_mask(group, decision.kept)
+    if reweight and len(decision.kept) < group.n_units:
+        _reweight(ranker, decision, current)
+    elif not reweight and "statistics" in ranker.__dict__:
+        _measure_plain(ranker, decision)
+    tensors = dict(current.tensors)
+    zero(tensors, group, keep)
+    current.tensors = tensors
+    current.override.update(overrides(current.programs[0], [(group, keep)]))
+    if mark is not None:
+        mark.tensors, mark.override = current.tensors, current.override
+        current.envs, current.position = mark.envs, mark.position
+
+
+def _blocks(ranker: Ranker) -> list[tuple[Consumer, list[Statistics]]]:
+    """The statistics of each consumer."""
+    found, at = [], 0
+    for consumer in ranker.group.reweightable:
+        found.append((consumer, ranker.statistics[at : at + consumer.groups]))
+        at += consumer.groups
+    return found
+
+
+def _reweight(ranker: Ranker, decision: Decision, current: Run) -> None:
+    tensors = dict(current.tensors)
+    solves: list[Reweighting] = []
+    left = total = 0.0
+    for consumer, blocks in _blocks(ranker):
+        found = [solve(s, decision.kept) for s in blocks]
+        solves += found
+        left += sum(f.error * s.energy for f, s in zip(found, blocks, strict=True))
+        total += sum(s.energy for s in blocks)
+        old = tensors[consumer.use.weight]
+        rows = torch.cat([f.weight.T for f in found])  # [outputs, inputs / groups · kernel positions]
+        shape = consumer_weight(consumer, tensors).shape
+        new = rows.reshape(shape).to(old)
+        tensors[consumer.use.weight] = new.transpose(0, 1) if consumer.use.in_dim == 0 else new
+    current.tensors = tensors
+    decision.solves = tuple(solves)
+    decision.error = left / total if total else 0.0
+
+
+def _measure_plain(ranker: Ranker, decision: Decision) -> None:
+    """The relative input change when the old weights stay."""
+    left = total = 0.0
+    for consumer, blocks in _blocks(ranker):
+        weight = consumer_weight(consumer, ranker.current.tensors)
+        for s, w in zip(blocks, weight.chunk(consumer.groups), strict=True):
+            left += solve(s, decision.kept, method="none", weight=w.flatten(1).T).error * s.energy
+            total += s.energy
+    decision.error = left / total if total else 0.0
