@@ -19,6 +19,7 @@ from subprune.methods import Method, find_method
 from subprune.plan import GroupPlan, Plan
 from subprune.progress import Step, progress_bar
 from subprune.report import Report
+from subprune.storage import describe_inputs
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 from subprune.surgery import prove, set_tensor
@@ -186,8 +187,9 @@ def _realise(calibration: Calibration, done: Walk) -> nn.Module:
 def _result(
     calibration: Calibration, small: nn.Module, groups: list[Group], done: Walk, options: Options, seconds: float
 ) -> Result:
-    plan = Plan(options.method, asdict(options), tuple(_group_plan(g, done.decisions[g.name]) for g in groups))
     first = calibration.batches[0].inputs
+    parts = tuple(_group_plan(g, done.decisions[g.name]) for g in groups)
+    plan = Plan(options.method, asdict(options), parts, describe_inputs(first))
     dense = calibration.model
     report = Report(
         plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,6 +34,7 @@ class Plan:
     method: str
     options: dict[str, Any]
     groups: tuple[GroupPlan, ...] = field(default_factory=tuple)
+    inputs: dict[str, Any] = field(default_factory=dict)  # shapes of the inputs the model was recorded with
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
@@ -43,6 +45,11 @@ class Plan:
     def counts(self) -> dict[str, int]:
         """Numbers of kept units by group."""
         return {g.name: len(g.kept) for g in self.groups}
+
+    def to_stored(self) -> dict[str, Any]:
+        """What a file needs to be loaded again, and what was measured."""
+        return {"kept": self.kept, "inputs": self.inputs, "method": self.method, "options": self.options,
+                "errors": {g.name: g.error if math.isfinite(g.error) else None for g in self.groups}}  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""

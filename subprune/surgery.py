@@ -42,10 +42,16 @@ def cut(
     """
     keep = keep_mask(group, kept)
     target = model if inplace else copy.deepcopy(model)
-    _cut_tensors(target, group, keep)
-    _sync_modules(target, group, keep, program)
-    _sync_attributes(target, group, keep, eager=False)
+    cut_in_place(target, [(group, keep)], program)
     return target
+
+
+def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any, *, eager: bool = False) -> None:
+    """Shrink the tensors of groups, all at once, and everything that follows from it."""
+    _cut_tensors(model, keeps)
+    for group, keep in keeps:
+        _sync_modules(model, group, keep, program)
+        _sync_attributes(model, group, keep, eager=eager)
 
 
 def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
@@ -64,16 +70,19 @@ def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
                     entries[key] = new
 
 
-def _cut_tensors(model: nn.Module, group: Group, keep: Keep) -> None:
-    index: dict[str, dict[int, Tensor]] = {}
-    for slot in group.slots:
-        on = (slot.units < 0) | keep[slot.units]
-        index.setdefault(slot.tensor, {})[slot.dim] = torch.as_tensor(np.flatnonzero(on))
+def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
+    """A dimension may hold units of several groups (a concatenation): what all of them keep stays."""
+    left: dict[str, dict[int, Keep]] = {}
+    for group, keep in keeps:
+        for slot in group.slots:
+            on = (slot.units < 0) | keep[slot.units]
+            dims = left.setdefault(slot.tensor, {})
+            dims[slot.dim] = dims[slot.dim] & on if slot.dim in dims else on
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, dims in index.items():
+    for name, dims in left.items():
         x = named[name].detach()
-        for dim, i in dims.items():
-            x = x.index_select(dim, i.to(x.device))
+        for dim, on in dims.items():
+            x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
         set_tensor(model, name, x)
 
 
@@ -183,11 +192,8 @@ def prove(
     problem: Exception | str = "no attempt was made"
     for eager in (False, True):
         small = copy.deepcopy(model)
-        for name, units in kept.items():
-            group, keep = structure[name], keep_mask(structure[name], units)
-            _cut_tensors(small, group, keep)
-            _sync_modules(small, group, keep, structure.program)
-            _sync_attributes(small, group, keep, eager=eager)
+        keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+        cut_in_place(small, keeps, structure.program, eager=eager)
         try:
             problem = _difference(expected, _outputs(small, inputs), tolerance)
         except Exception as error:
