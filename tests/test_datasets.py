@@ -175,9 +175,7 @@ def test_a_giant_sparse_cifar_file_is_not_read(tmp_path: Path) -> None:
 # ---- load
 
 
-def test_unknown_names_and_places_are_refused_with_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_names_and_places_are_refused_with_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SUBPRUNE_DATA", raising=False)
     with pytest.raises(OptionError, match=r"'cifar'; did you mean 'cifar10'\? allowed are"):
         load("cifar", "test")
@@ -187,9 +185,7 @@ def test_unknown_names_and_places_are_refused_with_help(
         load("mnist", "test")
     with pytest.raises(DataError, match=r"nowhere does not exist"):
         load("mnist", "test", tmp_path / "nowhere")
-    with pytest.raises(
-        DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"
-    ):
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"):
         load("mnist", "test", tmp_path)
     with pytest.raises(DataError, match=r"test_batch\.bin was not found"):
         load("cifar10", "test", tmp_path)
@@ -229,9 +225,7 @@ def test_official_files_are_read_where_they_are_and_above(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", dataset_names())
 def test_normalisation_is_pixel_over_255_minus_mean_over_std(name: str) -> None:
-    mean, std = (
-        ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)) if name == "cifar10" else ((0.1307,), (0.3081,))
-    )
+    mean, std = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)) if name == "cifar10" else ((0.1307,), (0.3081,))
     data = Images(pixels((4, len(mean), 2, 2)), torch.zeros(4, dtype=torch.int64), name, "test")
     shape = (1, -1, 1, 1)
     expected = (data.images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
@@ -240,9 +234,7 @@ def test_normalisation_is_pixel_over_255_minus_mean_over_std(name: str) -> None:
     assert data.images.dtype == torch.uint8
 
 
-@pytest.mark.parametrize(
-    "bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)]
-)
+@pytest.mark.parametrize("bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)])
 def test_images_that_are_not_pixels_of_the_data_set_are_refused(bad: torch.Tensor) -> None:
     with pytest.raises(DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"):
         Images(bad, torch.zeros(4, dtype=torch.int64), "cifar10", "test")

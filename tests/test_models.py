@@ -129,9 +129,7 @@ def test_truncated_and_missing_weights_are_named(tmp_path: Path) -> None:
         load_weights(LeNet(), tmp_path / "absent.safetensors")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lenet.safetensors"
     save_weights(LeNet(), path, {})
     before = path.read_bytes()

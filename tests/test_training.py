@@ -136,9 +136,7 @@ def test_a_loss_that_explodes_is_an_error(digits: Images) -> None:
 
 
 def run(output: Path, *more: str) -> int:
-    return script.main(
-        ["lenet", "--dataset", "mnist-sample", "--epochs", "1", "--output", str(output), *more]
-    )
+    return script.main(["lenet", "--dataset", "mnist-sample", "--epochs", "1", "--output", str(output), *more])
 
 
 def test_the_script_writes_weights_that_say_how_they_were_made(

@@ -117,8 +117,7 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
     """
     if name not in _SOURCES:
         raise OptionError(
-            f"no data set is named {name!r}; {closest(name, _SOURCES)}"
-            f"allowed are {', '.join(dataset_names())}."
+            f"no data set is named {name!r}; {closest(name, _SOURCES)}allowed are {', '.join(dataset_names())}."
         )
     if split not in get_args(Split):
         raise OptionError(f'split is {split!r}; allowed are "train" and "test".')
@@ -138,9 +137,7 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
         )
     root = Path(given)
     if not root.is_dir():
-        raise DataError(
-            f"the data folder {root} does not exist or is not a folder; give the one that holds {name!r}."
-        )
+        raise DataError(f"the data folder {root} does not exist or is not a folder; give the one that holds {name!r}.")
     return root
 
 
@@ -152,8 +149,7 @@ def _find(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path:
                 return path
     places = " or ".join(str(root / folder) for folder in folders)
     raise DataError(
-        f"{' or '.join(names)} was not found in {places}; "
-        "put the official file there, or give another data_dir."
+        f"{' or '.join(names)} was not found in {places}; put the official file there, or give another data_dir."
     )
 
 

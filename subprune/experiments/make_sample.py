@@ -34,12 +34,8 @@ def draw(count: int) -> torch.Tensor:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the official files, write the sample, print what was written; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m subprune.experiments.make_sample", description=__doc__)
-    parser.add_argument(
-        "--data-dir", type=Path, help="folder of the official files (default: $SUBPRUNE_DATA)"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=assets_dir() / "mnist-sample", help="folder to write to"
-    )
+    parser.add_argument("--data-dir", type=Path, help="folder of the official files (default: $SUBPRUNE_DATA)")
+    parser.add_argument("--output", type=Path, default=assets_dir() / "mnist-sample", help="folder to write to")
     options = parser.parse_args(arguments)
     try:
         train, test = (load("mnist", split, options.data_dir) for split in ("train", "test"))

@@ -98,13 +98,9 @@ class ResNet(nn.Module):
     def __init__(self, depth: int = 56, shortcut: Shortcut = "A") -> None:
         super().__init__()
         if not 20 <= depth <= 110 or (depth - 2) % 6:
-            raise OptionError(
-                f"depth is {depth}; allowed is 6n + 2 from 20 to 110. Use 20, 32, 44, 56 or 110."
-            )
+            raise OptionError(f"depth is {depth}; allowed is 6n + 2 from 20 to 110. Use 20, 32, 44, 56 or 110.")
         if shortcut not in get_args(Shortcut):
-            raise OptionError(
-                f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 projection).'
-            )
+            raise OptionError(f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 projection).')
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)

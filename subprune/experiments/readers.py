@@ -42,9 +42,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
         ) from error
     if len(content) != expected:
         found = f"more than {expected}" if len(content) > expected else f"{len(content)}"
-        raise DataError(
-            f"{path} has {found} bytes of data where its header declares {expected}; download it again."
-        )
+        raise DataError(f"{path} has {found} bytes of data where its header declares {expected}; download it again.")
     return _as_tensor(content).reshape(shape)
 
 
@@ -102,9 +100,7 @@ def _as_tensor(content: bytes) -> Tensor:
 def check_labels(path: Path, labels: Tensor) -> Tensor:
     """Labels as int64; one that is no class means the file is damaged."""
     if len(labels) and int(labels.max()) >= CLASSES:
-        raise DataError(
-            f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again."
-        )
+        raise DataError(f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again.")
     return labels.long()
 
 

@@ -79,9 +79,7 @@ def _checked_output(output: Path) -> Path:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"the folder of --output {output} cannot be made ({error}); choose another."
-        ) from error
+        raise DataError(f"the folder of --output {output} cannot be made ({error}); choose another.") from error
     if not os.access(output.parent, os.W_OK):
         raise DataError(f"the folder of --output {output} cannot be written to; choose another.")
     return output

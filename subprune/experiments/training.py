@@ -52,9 +52,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            raise OptionError(
-                f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1."
-            )
+            raise OptionError(f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1.")
         if self.optimizer not in ("sgd", "adam"):
             raise OptionError(f'optimizer is {self.optimizer!r}; allowed are "sgd" and "adam".')
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0 and self.weight_decay >= 0):
@@ -79,9 +77,7 @@ class Epoch:
     seconds: float
 
 
-_CIFAR = Recipe(
-    "vgg11", "cifar10", epochs=200, weight_decay=5e-4, drops=(100, 150), augmented=True, channels_last=True
-)
+_CIFAR = Recipe("vgg11", "cifar10", epochs=200, weight_decay=5e-4, drops=(100, 150), augmented=True, channels_last=True)
 _LENET = Recipe("lenet", "mnist", epochs=200, optimizer="sgd", channels_last=True)
 _RESNETS = tuple(f"resnet{depth}{kind}" for depth in (20, 32, 44, 56, 110) for kind in ("", "-b"))
 _RECIPES = {
@@ -100,8 +96,7 @@ def recipe(name: str) -> Recipe:
     """The paper's recipe for training a network from scratch; its ResNets were given, so they use VGG11's."""
     if name not in _RECIPES:
         raise OptionError(
-            f"there is no recipe for {name!r}; {closest(name, _RECIPES)}"
-            f"allowed are {', '.join(recipe_names())}."
+            f"there is no recipe for {name!r}; {closest(name, _RECIPES)}allowed are {', '.join(recipe_names())}."
         )
     return _RECIPES[name]
 
@@ -148,9 +143,7 @@ def fit(
             start, rate = time.perf_counter(), optimizer.param_groups[0]["lr"]
             loss = _one_epoch(model, images, plan, optimizer, generator)
             if not math.isfinite(loss):
-                raise DataError(
-                    f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g})."
-                )
+                raise DataError(f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g}).")
             schedule.step()
             history.append(Epoch(number, loss, rate, time.perf_counter() - start))
             if on_epoch is not None:
@@ -187,9 +180,7 @@ def _optimizer(model: nn.Module, plan: Recipe) -> torch.optim.Optimizer:
     rate, decay = plan.learning_rate, plan.weight_decay
     if plan.optimizer == "adam":
         return torch.optim.Adam(model.parameters(), rate, betas=(0.9, 0.99), weight_decay=decay, fused=True)
-    return torch.optim.SGD(
-        model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=decay, fused=True
-    )
+    return torch.optim.SGD(model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=decay, fused=True)
 
 
 @contextmanager

@@ -43,9 +43,7 @@ def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:
     return metadata
 
 
-def _check_fit(
-    path: Path, kind: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
-) -> None:
+def _check_fit(path: Path, kind: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]) -> None:
     """Raise a DataError that lists what is missing, unknown or of another shape."""
     missing = [name for name in wanted if name not in found and not name.endswith(_OPTIONAL)]
     unknown = [name for name in found if name not in wanted]
@@ -60,9 +58,7 @@ def _check_fit(
         if names
     ]
     if problems:
-        raise DataError(
-            f"{path} does not fit {kind}; {'; '.join(problems)}. Build the model the file was saved from."
-        )
+        raise DataError(f"{path} does not fit {kind}; {'; '.join(problems)}. Build the model the file was saved from.")
 
 
 def _listed(names: list[str]) -> str:
