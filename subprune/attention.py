@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subprune.errors import StructureError
-
 __all__ = ["NarrowMultiheadAttention"]
 
 
@@ -22,8 +20,6 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
     @classmethod
     def adopt(cls, module: nn.MultiheadAttention) -> None:
         """Turn the module into this class, in place, and read the number of heads from its weights."""
-        if module.bias_k is not None or module.add_zero_attn:
-            raise StructureError("nn.MultiheadAttention with add_bias_kv or add_zero_attn cannot lose heads")
         m: Any = module
         inner = m.out_proj.weight.shape[1]
         m.num_heads = inner // m.head_dim
@@ -39,6 +35,14 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+        return q, k, v
+
+    def _extend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One more position for the learned bias of keys and values, and one of zeros, where asked for."""
+        if self.bias_k is not None and self.bias_v is not None:
+            k, v = (torch.cat([x, b.expand(x.shape[0], -1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         return q, k, v
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -63,7 +67,7 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        q, k, v = (self._heads(x) for x in self._extend(*self._project(query, key, value)))
         bias = self._bias(q, k, key_padding_mask, attn_mask)
         dropout = self.dropout if self.training else 0.0
         if need_weights:
@@ -92,7 +96,8 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         if padding is not None:
             extra = _additive(padding, q.dtype)[:, None, None, :]
             total = extra if total is None else total + extra
-        return total
+        more = int(self.bias_k is not None) + int(self.add_zero_attn)
+        return total if total is None or not more else F.pad(total, (0, more))
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

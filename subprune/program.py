@@ -80,8 +80,11 @@ class Program:
     aliases: dict[str, str]  # other names of tied parameters → the name used here
     opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
     _last_use: dict[int, int] = field(default_factory=dict, repr=False)
+    _written: frozenset[int] = field(default=frozenset(), repr=False)  # given values that are overwritten
 
     def __post_init__(self) -> None:
+        written = {self.values[v].storage for op in self.ops for v in op.mutates}
+        self._written = frozenset(v.id for v in self.values.values() if v.source != "op" and v.storage in written)
         for op in self.ops:
             for ref in op.inputs:
                 self._last_use[ref] = op.index
@@ -100,7 +103,7 @@ class Program:
             want = self.values[vid].shape
             if tuple(x.shape) != want:
                 raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
-            env[vid] = x
+            env[vid] = x.clone() if vid in self._written else x
         return env
 
     def run(
@@ -124,6 +127,10 @@ class Program:
             if not isinstance(x, Ref):
                 return x
             value = self.values[x.id]
+            if x.id in self._written and x.id not in env:
+                env[x.id] = (tensors[value.name] if value.constant is None else value.constant).clone()
+            if x.id in self._written:
+                return env[x.id]
             if value.source in ("param", "buffer"):
                 return tensors[value.name]
             return value.constant if value.source == "constant" else env[x.id]

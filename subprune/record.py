@@ -129,7 +129,8 @@ class _Opaque:
         self.module, self.name, self.reason = module, name, reason
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        with eval_mode(self.module):
+            return self.module(*args, **kwargs)
 
     def __str__(self) -> str:
         return f"subprune.opaque({self.name})"
@@ -181,6 +182,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
         stack.enter_context(eval_mode(model))
         stack.enter_context(_patches(recorder, model, opaque))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         if fake:
             stack.enter_context(mode)
         stack.enter_context(recorder)
@@ -211,9 +213,12 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _shadow(mode: FakeTensorMode, x: Tensor, fake: bool) -> Tensor:
-    """A fake tensor of the same shape; meta tensors are given a device, so that they mix with others."""
+    """A fake tensor of the same shape; meta tensors are given a device, so that they mix with others.
+
+    Where the run has to be real it gets copies of buffers and inputs, since a model may write into these.
+    """
     if not fake:
-        return x.detach()
+        return x.detach() if isinstance(x, nn.Parameter) else x.detach().clone()
     device = torch.device("cpu") if x.device.type == "meta" else x.device
     with mode:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
@@ -236,6 +241,7 @@ def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -
         nn.modules.module.register_module_forward_hook(recorder.leave),
     ]
     replaced = [(model.get_submodule(name), name, reason) for name, reason in opaque.items()]
+    own = {name: {k: x for k, x in vars(m).items() if k == "forward"} for m, name, _ in replaced}
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for name, func in _WHOLE.items():
@@ -244,8 +250,9 @@ def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -
             module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
         yield
     finally:
-        for module, _, _ in replaced:
-            del module.forward
+        for module, name, _ in replaced:
+            vars(module).pop("forward", None)
+            vars(module).update(own[name])
         for name, function in originals.items():
             setattr(F, name, function)
         for hook in hooks:
@@ -267,7 +274,7 @@ def _settle_mutations(recorder: _Recorder) -> None:
         for old in op.mutates:
             storage = recorder.values[old].storage
             others = [v for v in by_storage[storage] if v < op.outs[0]]
-            if recorder.values[old].source != "op" or any(readers.get(v, -1) > op.index for v in others):
+            if any(readers.get(v, -1) > op.index for v in others):
                 shared.add(storage)
     for op in recorder.ops:
         if op.mutates and all(recorder.values[v].storage not in shared for v in op.mutates):
@@ -295,3 +302,6 @@ def as_inputs(example: Any) -> Inputs:
         f"example inputs of type {type(example).__name__} cannot be passed to a model; "
         "give a tensor, a tuple of arguments or a dict of keyword arguments"
     )
+
+
+_plain = plain  # the older name

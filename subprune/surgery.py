@@ -10,26 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subprune.attention import NarrowMultiheadAttention
+from subprune.attributes import sync_attributes, sync_modules
 from subprune.errors import StructureError
 from subprune.masking import Keep, keep_mask, mask
 from subprune.program import Inputs, flat_tensors
 from subprune.record import eval_mode, plain
 from subprune.structure import Group, Structure
 
-__all__ = ["cut", "prove", "set_tensor"]
-
-# Numbers of heads: they shrink with the units, whatever multiple of them they are.
-_HEADS = {
-    "num_heads", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads",
-    "heads", "nhead", "num_head",
-}  # fmt: skip
-# Widths of all heads or hidden units together: they shrink if they equal the old width.
-_WIDTHS = {
-    "all_head_size", "inner_dim", "split_size", "inner_size", "attn_dim", "intermediate_size", "hidden_features",
-    "ffn_dim", "d_ff", "mlp_dim", "inner_features",
-}  # fmt: skip
-_WIDTHS_IF_NEEDED = {"embed_dim", "hidden_size", "dim", "d_model", "n_embd", "width", "channels", "planes"}
+__all__ = ["cut", "cut_in_place", "prove", "set_tensor"]
 
 
 def cut(
@@ -49,9 +37,9 @@ def cut(
 def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any, *, eager: bool = False) -> None:
     """Shrink the tensors of groups, all at once, and everything that follows from it."""
     _cut_tensors(model, keeps)
+    sync_modules(model, keeps, program)
     for group, keep in keeps:
-        _sync_modules(model, group, keep, program)
-        _sync_attributes(model, group, keep, eager=eager)
+        sync_attributes(model, group, keep, eager=eager)
 
 
 def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
@@ -82,98 +70,13 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
     for name, dims in left.items():
         x = named[name].detach()
         for dim, on in dims.items():
+            if x.shape[dim] != on.size:
+                raise StructureError(
+                    f"{name} has {x.shape[dim]} positions along dimension {dim}, but its group was found on a model "
+                    f"with {on.size}. Run find_groups again after a cut, or cut all groups at once."
+                )
             x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
         set_tensor(model, name, x)
-
-
-def _sync_modules(model: nn.Module, group: Group, keep: Keep, program: Any) -> None:
-    """Standard layers take their numbers from their tensors' new shapes."""
-    touched = {slot.tensor.rpartition(".")[0] for slot in group.slots}
-    for name in touched:
-        _sync_module(model.get_submodule(name))
-        parent = name.rpartition(".")[0]
-        if isinstance(model.get_submodule(parent), nn.MultiheadAttention):
-            _sync_module(model.get_submodule(parent))
-    for n in group.narrowings if program is not None else ():
-        module = model.get_submodule(program.ops[n.op].module)
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is None:
-            shape = list(module.normalized_shape)
-            shape[n.dim - len(program.values[n.value].shape)] = int(((n.units < 0) | keep[n.units]).sum())
-            module.normalized_shape = tuple(shape)
-
-
-def _sync_module(module: nn.Module) -> None:
-    m: Any = module
-    if isinstance(module, nn.modules.conv._ConvNd):
-        _sync_conv(m)
-    elif isinstance(module, nn.Linear):
-        m.out_features, m.in_features = m.weight.shape
-    elif isinstance(module, nn.modules.batchnorm._NormBase):
-        known = m.weight if m.weight is not None else m.running_mean
-        m.num_features = m.num_features if known is None else known.shape[0]
-    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        m.normalized_shape = tuple(m.weight.shape) if m.weight is not None else m.normalized_shape
-    elif isinstance(module, nn.GroupNorm):
-        if m.num_groups == m.num_channels:
-            m.num_groups = m.weight.shape[0]
-        m.num_channels = m.weight.shape[0]
-    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        m.num_embeddings, m.embedding_dim = m.weight.shape
-    elif isinstance(module, nn.PReLU):
-        m.num_parameters = m.weight.shape[0]
-    elif isinstance(module, nn.MultiheadAttention):
-        NarrowMultiheadAttention.adopt(module)
-    elif type(module).__name__ == "Conv1D" and hasattr(m, "nf"):
-        m.nf = m.weight.shape[1]
-        if hasattr(m, "nx"):
-            m.nx = m.weight.shape[0]
-
-
-def _sync_conv(m: Any) -> None:
-    if m.transposed:
-        m.in_channels, m.out_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
-        return
-    if m.groups > 1 and m.weight.shape[1] == 1:  # depthwise: one group a channel, before and after
-        m.groups = m.weight.shape[0] // (m.out_channels // m.groups)
-    m.out_channels, m.in_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
-
-
-def _sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) -> None:
-    """Numbers that hand-written modules keep about themselves, in the modules around the group's layers."""
-    widths = (set() if group.kind == "stream" else _WIDTHS) | (_WIDTHS_IF_NEEDED if eager else set())
-    k, n = int(keep.sum()), group.n_units
-    old_widths: dict[int, int] = {}
-    for slot in group.slots:
-        if slot.role == "producer" and (slot.units >= 0).all():
-            old_widths[slot.units.size] = int(keep[slot.units].sum())
-            if slot.units.size % 3 == 0:  # a fused projection of queries, keys and values
-                old_widths.setdefault(slot.units.size // 3, int(keep[slot.units].sum()) // 3)
-    for module in _around(model, group):
-        if isinstance(module, nn.MultiheadAttention):
-            continue
-        for name, value in list(vars(module).items()):
-            if not isinstance(value, int) or isinstance(value, bool):
-                continue
-            if group.kind == "head" and name in _HEADS and value % n == 0:
-                setattr(module, name, value // n * k)
-            elif name in widths and value in old_widths:
-                setattr(module, name, old_widths[value])
-
-
-def _around(model: nn.Module, group: Group) -> list[nn.Module]:
-    """The modules that hold the producers, up to the one that holds consumers too; not the model itself."""
-    found: dict[str, nn.Module] = {}
-    readers = [c.name for c in group.consumers]
-    for producer in group.producers:
-        parts = producer.split(".")
-        for depth in range(len(parts), 0, -1):
-            name = ".".join(parts[:depth])
-            module = model.get_submodule(name)
-            if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.Embedding):
-                found[name] = module
-            if any(r.startswith(name + ".") for r in readers):
-                break
-    return list(found.values())
 
 
 def prove(

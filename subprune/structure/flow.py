@@ -12,8 +12,9 @@ import torch
 from subprune.record import Op, Program, Ref
 from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
 
-__all__ = ["RULES", "Flow", "Reduction", "Use", "rule"]
+__all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "arg", "part_of", "ref", "rule", "take"]
 
+_PARAMETRISED = ".parametrizations."
 Rule = Callable[["Flow", Op], None]
 RULES: dict[str, Rule] = {}
 
@@ -47,8 +48,17 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A value that is a parameter, or a part of one, with its dimensions in another order."""
+
+    name: str
+    dims: tuple[int, ...]  # dimension of the parameter that each dimension of the value is
+    whole: bool = True  # the same elements as the parameter, not just some of them
+
+
+@dataclass(frozen=True)
 class Reduction:
-    """An operation that sums over units and divides by their number, or otherwise notices zeros."""
+    """An operation that runs over units in a way that zeros are noticed: a norm, a mean, a product."""
 
     op: int
     value: int  # the value reduced
@@ -65,7 +75,7 @@ class Flow:
         self.slots: dict[tuple[str, int], Ids] = {}  # (parameter or buffer, dim) → ids
         self.uses: list[Use] = []
         self.reductions: list[Reduction] = []
-        self.origin: dict[int, tuple[str, tuple[int, ...]]] = {}  # value → parameter it is a transposition of
+        self.origin: dict[int, Origin] = {}
         self.unknown: dict[str, str] = {}
         self._slices: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for name, vid in program.tensors.items():
@@ -77,7 +87,18 @@ class Flow:
                     self.slots[name, i] = ids
                     dims.append((ids,))
                 self.labels[vid] = dims
-                self.origin[vid] = (name, tuple(range(len(value.shape))))
+                self.origin[vid] = Origin(name, tuple(range(len(value.shape))))
+                if _PARAMETRISED in name:
+                    self._hold(name, dims)
+
+    def _hold(self, name: str, dims: Sequence[Dim | None]) -> None:
+        module, _, leaf = name.partition(_PARAMETRISED)
+        for dim in dims:
+            self.space.freeze(
+                dim,
+                f"{module!r} is reparametrised: merge it first with "
+                f"torch.nn.utils.parametrize.remove_parametrizations(module, {leaf.split('.')[0]!r})",
+            )
 
     def walk(self) -> None:
         """Apply the rule of every operation; then hold the outputs fast."""
@@ -154,6 +175,11 @@ class Flow:
                 continue
             rows = label[0].reshape(len(parts), length)
             self.space.tie(rows[1:], rows[:1])
+
+
+def part_of(origin: Origin, dims: Sequence[int]) -> Origin:
+    """Some elements of a parameter, with these of the value's dimensions."""
+    return Origin(origin.name, tuple(origin.dims[i] for i in dims), whole=False)
 
 
 def ref(x: Any) -> int | None:

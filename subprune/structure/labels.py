@@ -140,13 +140,21 @@ class LabelSpace:
         """Labels of the dimension that several are merged into."""
         labelled = [i for i, d in enumerate(dims) if d]
         if not labelled:
-            return FREE if dims and all(d == FREE for d in dims) else None
+            return self._merge_free(dims, sizes)
         if len(labelled) == 1:
             i = labelled[0]
             return tuple(_spread(ids, i, sizes) for ids in dims[i] or ())
         flat = self._flat([dims[i] or () for i in labelled], where)
         shape = [sizes[i] if i in labelled else 1 for i in range(len(sizes))]
         return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
+
+    def _merge_free(self, dims: Sequence[Dim | None], sizes: Sequence[int]) -> Dim | None:
+        """Repetition beside positions that cannot go: fresh ids, which follow whatever they meet."""
+        free = [i for i, d in enumerate(dims) if d == FREE]
+        if not free or len(free) == len(dims):
+            return FREE if free else None
+        shape = [sizes[i] if i in free else 1 for i in range(len(sizes))]
+        return (np.broadcast_to(self.new(int(np.prod(shape))).reshape(shape), tuple(sizes)).ravel(),)
 
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""

@@ -23,12 +23,15 @@ def _spatial(flow: Flow, op: Op, dims: Sequence[Dim | None]) -> None:
 
 def _use(flow: Flow, op: Op, weight: int, x: int, dims: tuple[int, int], kind: str, bias: Any = None) -> None:
     """Note a product of an activation with a parameter; `dims` are the weight value's (summed, made)."""
-    if weight in flow.origin and x not in flow.origin:
-        name, perm = flow.origin[weight]
-        in_dim, out_dim = perm[dims[0]], perm[dims[1]]
-        bias_id = ref(bias)
-        bias_name = flow.origin[bias_id][0] if bias_id in flow.origin and bias_id is not None else None
-        flow.uses.append(Use(op.index, name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight))
+    source = flow.origin.get(weight)
+    if source is None or x in flow.origin:  # a product of two activations: both are looked at by position
+        if kind == "linear" or op.args[8] == 1:
+            flow.reduce(op, x, [len(flow.shape(x)) - 1 if kind == "linear" else 1])
+        return
+    in_dim, out_dim = source.dims[dims[0]], source.dims[dims[1]]
+    bias_id = ref(bias)
+    bias_name = flow.origin[bias_id].name if bias_id is not None and bias_id in flow.origin else None
+    flow.uses.append(Use(op.index, source.name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight))
 
 
 @rule("linear", "mm", "addmm", "addbmm", "matmul")
@@ -57,9 +60,9 @@ def bmm(flow: Flow, op: Op) -> None:
     ad, bd = flow.dims(a), flow.dims(b)
     batch = flow.match(op, [ad[0], bd[0]], _INPUT)
     flow.match(op, [ad[2], bd[1]], _INPUT)
-    for kind, dim in ((flow.space.batch, batch), (flow.space.mixed, ad[2])):
-        if dim:
-            kind.append(dim[0])
+    if batch:
+        flow.space.batch.append(batch[0])
+    flow.reduce(op, a, [2])
     result = [batch, ad[1], bd[2]]
     if op.kind == "baddbmm":
         sd = flow.dims(refs[0])
@@ -129,6 +132,9 @@ def attention(flow: Flow, op: Op) -> None:
     flow.match(op, [qd[-1], kd[-1]], _INPUT)
     if qd[-1]:
         flow.space.mixed.append(qd[-1][0])
+        if arg(op, 6, "scale") is None:
+            flow.freeze(op, qd[-1], "the scale of attention follows from the size of a head")
+        flow.reduce(op, q, [len(qd) - 1])
     lead: list[Dim | None] = []
     for i in range(len(qd) - 2):
         times = shape[i] // kshape[i]
@@ -183,7 +189,7 @@ def group_norm(flow: Flow, op: Op) -> None:
     if dims[1] and groups != size:
         rows = dims[1][0].reshape(groups, -1)
         flow.space.tie(rows[1:], rows[:1])
-        flow.reduce(op, x, [1])
+    flow.reduce(op, x, [1])
     flow.put(op.outs[0], dims)
 
 
@@ -204,9 +210,6 @@ def pooling(flow: Flow, op: Op) -> None:
         flow.put(vid, [*dims[:-spatial], *[None] * spatial])
 
 
-_SUMS = ("sum", "nansum", "linalg_vector_norm", "norm")  # zeros add nothing
-
-
 @rule("mean", "sum", "nansum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
       "linalg_vector_norm", "norm", "argmax", "argmin", "any", "all")  # fmt: skip
 def reduction(flow: Flow, op: Op) -> None:
@@ -222,8 +225,6 @@ def reduction(flow: Flow, op: Op) -> None:
     if op.kind in ("argmax", "argmin", "logsumexp", "prod", "any", "all"):
         for d in over:
             flow.freeze(op, dims[d], f"{op.kind} runs over the units")
-    elif op.kind in _SUMS:
-        flow.space.mixed.extend(d[0] for i in over if (d := dims[i]))
     else:
         flow.reduce(op, x, sorted(over))
     kept = len(flow.shape(op.outs[0])) == len(dims)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from subprune.record import Op
-from subprune.structure.flow import Flow, arg, ref, rule, take
+from subprune.structure.flow import Flow, Origin, arg, part_of, ref, rule, take
 from subprune.structure.labels import FREE, Dim, Ids
 
 __all__: list[str] = []
@@ -132,9 +132,10 @@ def rearrange(flow: Flow, op: Op) -> None:
             dim = FREE
         result.append(dim)
     flow.put(op.outs[0], result)
-    if source in flow.origin and None not in order and len(order) == rank:
-        name, perm = flow.origin[source]
-        flow.origin[op.outs[0]] = (name, tuple(perm[i] for i in order if i is not None))
+    old = flow.origin.get(source)
+    if old is not None and None not in order and out == tuple(shape[i] for i in order if i is not None):
+        places = tuple(old.dims[i] for i in order if i is not None)
+        flow.origin[op.outs[0]] = Origin(old.name, places, old.whole and len(order) == rank)
 
 
 @rule("slice", "narrow")
@@ -149,6 +150,7 @@ def slice_(flow: Flow, op: Op) -> None:
         flow.freeze(op, dims[dim], "every so-manyth position is picked")
     dims[dim] = take(dims[dim], slice(start, stop, step))
     flow.put(op.outs[0], dims)
+    _keep_origin(flow, source, op.outs)
 
 
 @rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
@@ -163,6 +165,16 @@ def split(flow: Flow, op: Op) -> None:
         dims[dim] = take(dims[dim], slice(at, at + size))
         flow.put(vid, dims)
         at += size
+    _keep_origin(flow, source, op.outs)
+
+
+def _keep_origin(flow: Flow, source: int, outs: Sequence[int], gone: int | None = None) -> None:
+    """Pieces of a parameter are still that parameter's."""
+    if source in flow.origin:
+        dims = [i for i in range(len(flow.shape(source))) if i != gone]
+        for vid in outs:
+            same = flow.shape(vid) == flow.shape(source)
+            flow.origin[vid] = flow.origin[source] if same else part_of(flow.origin[source], dims)
 
 
 @rule("glu")
@@ -186,6 +198,7 @@ def select(flow: Flow, op: Op) -> None:
         gone = dims[dim]
         rest = [d for i, d in enumerate(dims) if i != dim]
         flow.put(vid, rest if not gone else flow.space.subframe(rest, gone, position))
+    _keep_origin(flow, source, op.outs, dim)
 
 
 @rule("cat", "concatenate")
