@@ -55,7 +55,7 @@ def by_error(
 ) -> Counts:
     """One threshold on the relative input change for all groups, as small as the target allows."""
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
-    levels = np.unique(np.concatenate([e for e in errors.values()]))[::-1]
+    levels = np.unique(np.concatenate(list(errors.values())))[::-1]
 
     def at(level: float) -> Counts:
         counts = {}
