@@ -8,7 +8,7 @@ so far, give all three forms of the paper.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,17 @@ from subprune.statistics import Consumer as Reader
 from subprune.statistics import ConsumerStatistics, Statistics
 from subprune.structure import Consumer, Group, Structure, analyse
 
-__all__ = ["FORMS", "Calibration", "Run", "Trace", "consumer_weight", "group_statistics"]
+__all__ = [
+    "FORMS",
+    "Calibration",
+    "Run",
+    "Trace",
+    "consumer_weight",
+    "group_statistics",
+    "input_position",
+    "reader",
+    "scale_units",
+]
 
 FORMS = ("layer", "sequential", "asymmetric")
 
@@ -71,25 +81,18 @@ class Calibration:
     batches: Sequence[Batch]
     structure: Structure
     programs: Sequence[Program]  # one per batch
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)  # what methods computed for all groups at once
 
     @classmethod
     def of(cls, model: nn.Module, batches: Sequence[Batch]) -> Calibration:
         """Record the model once per shape of batch."""
-        known: dict[Any, Program] = {}
-        programs = []
-        for batch in batches:
-            key = signature(batch.inputs)
-            if key not in known:
-                known[key] = _record(model, batch)
-            programs.append(known[key])
-        main = programs[0]
-        for program in known.values():
-            if [str(op.func) for op in program.ops] != [str(op.func) for op in main.ops]:
-                raise DataError(
-                    "the model takes another path for batches of another shape; give batches that all have "
-                    "the same shape"
-                )
-        return cls(model, batches, analyse(main), programs)
+        programs = _programs(model, batches, {})
+        return cls(model, batches, analyse(programs[0]), programs)
+
+    def on(self, batches: Sequence[Batch]) -> Calibration:
+        """The same model and structure with other batches."""
+        known = {signature(b.inputs): p for b, p in zip(self.batches, self.programs, strict=True)}
+        return Calibration(self.model, batches, self.structure, _programs(self.model, batches, known))
 
     def start(self) -> Run:
         """A run of the dense model, before its first operation."""
@@ -97,6 +100,23 @@ class Calibration:
         tensors = model_tensors(self.model, program)
         envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
         return Run(self.programs, envs, tensors)
+
+
+def _programs(model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]) -> list[Program]:
+    """The program of every batch; batches of a shape in `known` share it, and all must take the same path."""
+    programs = []
+    for batch in batches:
+        key = signature(batch.inputs)
+        if key not in known:
+            known[key] = _record(model, batch)
+        programs.append(known[key])
+    main = [str(op.func) for op in next(iter(known.values())).ops]
+    for program in known.values():
+        if [str(op.func) for op in program.ops] != main:
+            raise DataError(
+                "the model takes another path for batches of another shape; give batches that all have the same shape"
+            )
+    return programs
 
 
 def _record(model: nn.Module, batch: Batch) -> Program:
@@ -115,7 +135,7 @@ def _record(model: nn.Module, batch: Batch) -> Program:
 # ---- one consumer -----------------------------------------------------------------------------------
 
 
-def _plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
+def plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
     """The product of a linear or convolution operation without its bias, and the bias."""
     if op.kind == "addmm":
         return torch.mm(args[1], args[2]), args[0]
@@ -125,7 +145,7 @@ def _plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]
     return op.func(*args[:2], None, *args[3:]), bias
 
 
-def _add_bias(op: Op, y: Tensor, bias: Tensor | None) -> Tensor:
+def with_bias(op: Op, y: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return y
     return y + (bias.reshape(-1, *[1] * (y.ndim - 2)) if op.kind == "convolution" else bias)
@@ -137,7 +157,22 @@ def consumer_weight(consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor
     return weight.transpose(0, 1) if consumer.use.in_dim == 0 else weight
 
 
-def _reader(consumer: Consumer, program: Program, where: str) -> Reader:
+def scale_units(consumer: Consumer, tensors: dict[str, Tensor], scale: Tensor) -> None:
+    """Multiply the weights that read unit i by scale[i]; the tensor is replaced, never written into."""
+    old = tensors[consumer.use.weight]
+    units = torch.as_tensor(consumer.columns)
+    factor = torch.where(units >= 0, scale.cpu()[units.clamp(min=0)], 1.0).to(old)
+    shape = [1] * old.ndim
+    shape[consumer.use.in_dim] = -1
+    tensors[consumer.use.weight] = old * factor.reshape(shape)
+
+
+def input_position(op: Op) -> int:
+    """Which argument of a linear or convolution operation is the activation."""
+    return 1 if op.kind == "addmm" else 0
+
+
+def reader(consumer: Consumer, program: Program, where: str) -> Reader:
     """How `statistics` sees the consumer."""
     op = program.ops[consumer.use.op]
     shape = program.values[program.tensors[consumer.use.weight]].shape
@@ -164,13 +199,13 @@ class Trace:
         def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             number = self.batch.get(op.index, 0)
             self.batch[op.index] = number + 1
-            x = args[1] if op.kind == "addmm" else args[0]
+            x = args[input_position(op)]
             if not outputs:
                 self.see(number, consumer, x, None)
                 return op.func(*args, **kwargs)
-            y, bias = _plain_output(op, (*args, *kwargs.values()))
+            y, bias = plain_output(op, (*args, *kwargs.values()))
             self.see(number, consumer, x, y)
-            return _add_bias(op, y, bias)
+            return with_bias(op, y, bias)
 
         return run
 
@@ -178,17 +213,23 @@ class Trace:
 # ---- one group ---------------------------------------------------------------------------------------
 
 
-def group_statistics(group: Group, form: str, current: Run, dense: Run) -> list[Statistics]:
+def group_statistics(
+    group: Group, form: str, current: Run, dense: Run, generator: torch.Generator | None = None
+) -> list[Statistics]:
     """Statistics of all reweightable consumers of a group.
 
     Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
-    ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one.
+    ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one. With
+    a `generator`, convolutions are seen at as many random patches of each image as their kernel has positions.
     """
     consumers = group.reweightable
     stop = max(c.use.op for c in consumers) + 1
     program = current.programs[0]
     symmetric = form != "asymmetric"
-    gather = {c.use.op: ConsumerStatistics(_reader(c, program, f"layer {c.name!r}"), symmetric) for c in consumers}
+    gather = {
+        c.use.op: ConsumerStatistics(reader(c, program, f"layer {c.name!r}"), symmetric, generator=generator)
+        for c in consumers
+    }
     if symmetric:
         trace = Trace(consumers, lambda n, c, x, y: gather[c.use.op].update(x))
         current.fork().advance(stop, trace.watch(outputs=False))

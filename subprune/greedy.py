@@ -13,7 +13,7 @@ from subprune.elimination import Elimination
 from subprune.errors import BudgetError, OptionError
 from subprune.statistics import Statistics, unit_count
 
-__all__ = ["KeepOrder", "greedy", "stochastic_greedy"]
+__all__ = ["KeepOrder", "follow", "greedy", "stochastic_greedy"]
 
 TIE = 1e-9
 """Gains this close to the largest one, relative to it, are a tie: the lowest unit wins."""
@@ -85,6 +85,24 @@ def stochastic_greedy(
         return remaining[chosen.cpu().sort().values]
 
     return _run(stats, n_units, k, tolerance, sample)
+
+
+def follow(
+    stats: Sequence[Statistics], n_units: int, order: Sequence[int], *, tolerance: float | None = None
+) -> KeepOrder:
+    """The gains and error curve of units taken in a given order."""
+    _check(stats, n_units, len(order), tolerance)
+    state = Elimination(stats, n_units, tolerance)
+    floor = NOTHING * state.energy
+    left = max(0.0, state.energy - state.fixed_gain)
+    gains: list[float] = []
+    ranks: list[int] = []
+    for unit in order:
+        gain, rank = state.add(int(unit))
+        gains.append(min(gain, left) if gain > floor else 0.0)
+        left -= gains[-1]
+        ranks.append(rank)
+    return _result(state, [int(u) for u in order], gains, ranks)
 
 
 def _check(stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float | None) -> int:

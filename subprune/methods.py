@@ -1,91 +1,14 @@
-"""Named methods: each is a preset of the parts, found in one registry.
-
-A method ranks the units of one group. It is a function that takes a `Ranker` context and returns the units,
-best first (a `KeepOrder` if it also knows the error curve). Registering one in a user's own file is all it
-takes to use it by name everywhere.
-"""
+"""Named methods: each is a preset of the parts, one registered function that ranks the units of a group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-
-import torch
-from torch import Tensor
-
-from subprune.calibrate import Run, consumer_weight, group_statistics
-from subprune.errors import OptionError, closest
 from subprune.greedy import KeepOrder, greedy, stochastic_greedy
-from subprune.statistics import Statistics
-from subprune.structure import Group
+from subprune.greedy_fs import greedy_loss
+from subprune.registry import METHODS, Method, Ranker, Ranking, find_method, method, order_by
+from subprune.sampling import sampled
+from subprune.scores import act_grad, normalised, uniform, weight_counts, weight_norms
 
-__all__ = ["METHODS", "Method", "Ranker", "find_method", "method"]
-
-
-@dataclass
-class Ranker:
-    """Everything a method may look at when it ranks the units of one group; all of it is lazy."""
-
-    group: Group
-    form: str
-    current: Run  # of the model pruned so far, just before the group's first consumer
-    dense: Run  # of the dense model, at the same place
-    generator: torch.Generator
-    k: int | None = None  # units that will be kept, None if not yet known
-    epsilon: float | None = None  # of stochastic greedy, None for the plain one
-    labels: Sequence[Tensor] = field(default_factory=list)
-
-    @property
-    def n_units(self) -> int:
-        return self.group.n_units
-
-    @cached_property
-    def statistics(self) -> list[Statistics]:
-        """G, C, t of every consumer, in the method's form."""
-        return group_statistics(self.group, self.form, self.current, self.dense)
-
-    def weights(self) -> list[Tensor]:
-        """Weights of the consumers as [outputs, inputs, kernel positions]."""
-        found = [consumer_weight(c, self.current.tensors) for c in self.group.consumers]
-        return [w.reshape(w.shape[0], w.shape[1], -1) for w in found]
-
-
-Order = Callable[[Ranker], "KeepOrder | Sequence[int]"]
-
-
-@dataclass(frozen=True)
-class Method:
-    """A preset: who ranks, in which form statistics are taken, and what is needed."""
-
-    name: str
-    order: Order
-    form: str = "sequential"  # of the statistics used for ranking and reweighting
-    needs_labels: bool = False
-    summary: str = ""
-
-
-METHODS: dict[str, Method] = {}
-
-
-def method(name: str, *, form: str = "sequential", needs_labels: bool = False) -> Callable[[Order], Order]:
-    """Register a ranking function as a method: ``@subprune.method("my-method")``."""
-
-    def register(order: Order) -> Order:
-        if name in METHODS:
-            raise OptionError(f"there is a method named {name!r} already; choose another name")
-        summary = (order.__doc__ or "").strip().split("\n")[0]
-        METHODS[name] = Method(name, order, form, needs_labels, summary)
-        return order
-
-    return register
-
-
-def find_method(name: str) -> Method:
-    """The method of that name; an unknown one is refused with the nearest known."""
-    if name not in METHODS:
-        raise OptionError(f"unknown method {name!r}: {closest(name, METHODS)}allowed are {', '.join(sorted(METHODS))}")
-    return METHODS[name]
+__all__ = ["METHODS", "Method", "Ranker", "Ranking", "find_method", "method"]
 
 
 def _input_change(ranker: Ranker) -> KeepOrder:
@@ -111,3 +34,60 @@ def seq_in_change(ranker: Ranker) -> KeepOrder:
 def asym_in_change(ranker: Ranker) -> KeepOrder:
     """The same, aiming at what the dense model's layers received."""
     return _input_change(ranker)
+
+
+@method("layer-greedy-fs", needs_labels=True)
+def layer_greedy_fs(ranker: Ranker) -> Ranking:
+    """Greedy on the loss of one batch at a time, outgoing weights scaled (Ye et al. 2020)."""
+    return greedy_loss(ranker)
+
+
+@method("layer-greedy-fs-fd", needs_train_data=True)
+def layer_greedy_fs_fd(ranker: Ranker) -> Ranking:
+    """The same, with batches of the full training set."""
+    return greedy_loss(ranker, ranker.setting.train_data)
+
+
+@method("layer-sampling", allocate="sampling")
+def layer_sampling(ranker: Ranker) -> Ranking:
+    """Units drawn in proportion to their sensitivity (Liebenwein et al. 2020)."""
+    return sampled(ranker)
+
+
+@method("act-grad", needs_labels=True, allocate="score")
+def global_act_grad(ranker: Ranker) -> Ranking:
+    """|activation × gradient|, of length 1 in every layer, ranked over all layers (Molchanov et al. 2017)."""
+    scores = normalised(act_grad(ranker))
+    return Ranking(order_by(scores), scores)
+
+
+@method("layer-act-grad", needs_labels=True)
+def layer_act_grad(ranker: Ranker) -> Ranking:
+    """|activation × gradient|, every layer on its own."""
+    return Ranking(order_by(act_grad(ranker)))
+
+
+@method("weight-norm", allocate="score")
+def global_weight_norm(ranker: Ranker) -> Ranking:
+    """Mean size of a unit's outgoing weights, ranked over all layers (He et al. 2014)."""
+    scores = weight_norms(ranker) / weight_counts(ranker).clamp(min=1)
+    return Ranking(order_by(scores), scores)
+
+
+@method("layer-weight-norm")
+def layer_weight_norm(ranker: Ranker) -> Ranking:
+    """ℓ1 norm of a unit's outgoing weights, every layer on its own (Li et al. 2017)."""
+    return Ranking(order_by(weight_norms(ranker)))
+
+
+@method("random", allocate="score")
+def global_random(ranker: Ranker) -> Ranking:
+    """Uniform scores, ranked over all layers."""
+    scores = uniform(ranker)
+    return Ranking(order_by(scores), scores)
+
+
+@method("layer-random")
+def layer_random(ranker: Ranker) -> Ranking:
+    """A uniform random order in every layer."""
+    return Ranking(order_by(uniform(ranker)))

@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import OptionError
 
-__all__ = ["MAX_BYTES", "Convolution", "conv_rows", "patches"]
+__all__ = ["MAX_BYTES", "Convolution", "conv_rows", "patches", "random_rows"]
 
 MAX_BYTES = 128 * 2**20
 """Default bound on the memory of one chunk of rows."""
@@ -144,3 +145,21 @@ def conv_rows(x: Tensor, conv: Convolution, max_bytes: int = MAX_BYTES) -> Itera
                 part = view[i : i + together, j : j + per_image]
                 images = slice(first + i, first + i + part.shape[0])
                 yield part.reshape(-1, columns), images, slice(j, j + part.shape[1])
+
+
+def random_rows(
+    x: Tensor, y: Tensor | None, conv: Convolution, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """As many random patches of each image as the kernel has positions, all if there are fewer.
+
+    x [N, C, *spatial] → rows [N·taps, C·taps], and the outputs y [N, O, *out] at the same places [N·taps, O].
+    """
+    view = conv.windows(x)  # [N, *out, C, *kernel]
+    n, *out = view.shape[: 1 + len(conv.kernel_size)]
+    places = math.prod(out)
+    keys = torch.rand(n, places, generator=generator, device=generator.device)
+    chosen = keys.argsort(1)[:, : conv.taps].sort(1).values.to(x.device)  # [N, taps]
+    images = torch.arange(n, device=x.device)[:, None].expand_as(chosen)
+    index = [i.reshape(-1) for i in (images, *torch.unravel_index(chosen, out))]
+    rows = view[index].reshape(-1, x.shape[1] * conv.taps)
+    return rows, None if y is None else y.movedim(1, -1)[index]

@@ -115,11 +115,13 @@ class Program:
         *,
         keep: Callable[[int], bool] | None = None,
         override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
+        grad: bool = False,
     ) -> dict[int, Tensor]:
         """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
 
         Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
-        single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``.
+        single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``. With
+        `grad`, operations on values that require gradients are recorded for autograd.
         """
         stop = len(self.ops) if stop is None else stop
 
@@ -135,7 +137,7 @@ class Program:
                 return tensors[value.name]
             return value.constant if value.source == "constant" else env[x.id]
 
-        with torch.no_grad():
+        with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
                 args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
                 special = override.get(op.index) if override else None
@@ -147,6 +149,24 @@ class Program:
                     if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
                         env.pop(ref, None)
         return env
+
+    def _fetch(self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Callable[[Any], Any]:
+        """A function from `Ref` to the tensor it stands for; anything else is handed through."""
+
+        def fetch(x: Any) -> Any:
+            if not isinstance(x, Ref):
+                return x
+            value = self.values[x.id]
+            if value.source in ("param", "buffer"):
+                return tensors[value.name]
+            return value.constant if value.source == "constant" else env[x.id]
+
+        return fetch
+
+    def arguments(self, op: Op, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        """What an operation would be called with, keyword arguments last."""
+        fetch = self._fetch(env, tensors)
+        return tuple(_map_refs(x, fetch) for x in (*op.args, *op.kwargs.values()))
 
     def call(self, inputs: Inputs, tensors: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
         """Run the whole program and return its output tensors, flattened."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
-from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches
+from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches, random_rows
 from subprune.shifts import Products, can_shift, shifted_products
 
 __all__ = [
@@ -261,11 +261,19 @@ class ConsumerStatistics:
 
     Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``.
     Asymmetric form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``.
-    The two cannot be mixed.
+    The two cannot be mixed. With a ``generator``, a convolution is seen at as many random patches of each
+    image as its kernel has positions, instead of all; the same for b and y.
     """
 
-    def __init__(self, consumer: Consumer, symmetric: bool, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        symmetric: bool,
+        max_bytes: int = MAX_BYTES,
+        generator: torch.Generator | None = None,
+    ) -> None:
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
+        self.generator = generator
         m = 0 if symmetric else consumer.outputs // consumer.groups
         self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
 
@@ -281,6 +289,9 @@ class ConsumerStatistics:
         if self.consumer.conv is None:
             rows = b.reshape(-1, b.shape[-1])
             self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
+            return
+        if self.generator is not None:
+            self._add(*random_rows(b, y, self.consumer.conv, self.generator))
             return
         if b.ndim > 2 and can_shift(self.consumer.conv, tuple(b.shape[2:])):
             self._add_shifted(b, y, self.consumer.conv)

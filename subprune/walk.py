@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from subprune.calibrate import Calibration, Run, consumer_weight
+from subprune.calibrate import Calibration, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
-from subprune.greedy import KeepOrder
+from subprune.greedy import KeepOrder, follow
 from subprune.masking import keep_mask, overrides, zero
-from subprune.methods import Method, Ranker
-from subprune.objective import residual
+from subprune.registry import Method, Ranker, Ranking, Setting
 from subprune.reweight import Reweighting, solve
 from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
-__all__ = ["Decision", "Walk", "curves", "walk"]
+__all__ = ["Decision", "Walk", "curves", "in_order", "rankers", "rankings", "walk"]
 
 Tick = Callable[[str, Group], None]
 
@@ -59,17 +59,17 @@ def walk(
     counts: Mapping[str, int],
     *,
     reweight: bool = True,
-    seed: int = 0,
-    epsilon: float | None = None,
     tick: Tick = lambda stage, group: None,
+    **choices: Any,
 ) -> Walk:
     """Decide every group in forward order.
 
     The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left.
+    `choices` are those of `Setting`: seed, epsilon, patches, train_data.
     """
+    setting = Setting(calibration, tuple(groups), **choices)
+    method.check(setting)
     dense, current = calibration.start(), calibration.start()
-    generator = torch.Generator().manual_seed(seed)
-    labels = [b.labels for b in calibration.batches if b.labels is not None]
     decisions: dict[str, Decision] = {}
     for group in in_order(groups):
         started = time.perf_counter()
@@ -78,45 +78,58 @@ def walk(
         alone = method.form == "layer"  # then the pruned model's activations are never looked at
         mark = None if alone else _go_to(group, current)
         source = dense if alone else current
-        ranker = Ranker(group, method.form, source, dense, generator, counts[group.name], epsilon, labels)
-        decision = _decide(ranker, method, counts[group.name])
+        ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], mark)
+        decision, ranking = _decide(ranker, method)
         tick("reweight", group)
-        _apply(ranker, decision, current, mark, reweight)
+        _apply(ranker, decision, ranking, current, reweight)
         decision.seconds = time.perf_counter() - started
         decisions[group.name] = decision
     return Walk(decisions, current.tensors)
 
 
-def curves(
+def rankers(
     calibration: Calibration,
     groups: Sequence[Group],
     method: Method,
     *,
-    seed: int = 0,
     tick: Tick = lambda stage, group: None,
-) -> dict[str, KeepOrder]:
-    """Keep orders and error curves of all groups on the dense model, in one forward pass."""
+    **choices: Any,
+) -> Iterator[Ranker]:
+    """The groups in forward order, each ready to be ranked on the dense model, in one forward pass.
+
+    A ranker is good until the next one is asked for.
+    """
+    setting = Setting(calibration, tuple(groups), **choices)
+    method.check(setting)
     dense = calibration.start()
-    generator = torch.Generator().manual_seed(seed)
-    labels = [b.labels for b in calibration.batches if b.labels is not None]
-    found: dict[str, KeepOrder] = {}
     for group in in_order(groups):
         tick("curve", group)
-        _go_to(group, dense)
-        ranker = Ranker(group, "layer", dense, dense, generator, None, None, labels)
-        found[group.name] = with_errors(ranker, method.order(ranker))
-    return found
+        mark = _go_to(group, dense)
+        yield Ranker(group, "layer", dense, dense, setting, None, mark)
 
 
-def with_errors(ranker: Ranker, ranked: KeepOrder | Sequence[int]) -> KeepOrder:
+def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, Ranking]:
+    """Rankings of all groups on the dense model; options as for `rankers`."""
+    return {r.group.name: _ranking(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
+
+
+def curves(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, KeepOrder]:
+    """Keep orders and error curves of all groups on the dense model; options as for `rankers`."""
+    return {r.group.name: with_errors(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
+
+
+def with_errors(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> KeepOrder:
     """A ranking with its error curve, computed from the statistics if the method gave none."""
     if isinstance(ranked, KeepOrder):
         return ranked
-    order = checked_order(ranker, ranked)
-    total = sum(s.energy for s in ranker.statistics) or 1.0
-    errors = [residual(ranker.statistics, order[:k]) / total for k in range(len(order) + 1)]
-    curve = torch.tensor(errors, dtype=torch.float64).cummin(0).values.clamp(min=0)
-    return KeepOrder(order, -curve.diff() * total, curve, (), ())
+    return follow(ranker.statistics, ranker.n_units, _ranking(ranker, ranked).order)
+
+
+def _ranking(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> Ranking:
+    """Whatever a method returned as a checked ranking."""
+    if isinstance(ranked, Ranking):
+        return replace(ranked, order=checked_order(ranker, ranked.order))
+    return Ranking(checked_order(ranker, ranked.order if isinstance(ranked, KeepOrder) else ranked))
 
 
 def checked_order(ranker: Ranker, ranked: Sequence[int]) -> tuple[int, ...]:
@@ -140,24 +153,33 @@ def _go_to(group: Group, run: Run) -> Run | None:
     return mark
 
 
-def _decide(ranker: Ranker, method: Method, k: int) -> Decision:
+def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
     ranked = method.order(ranker)
-    order = checked_order(ranker, ranked.order if isinstance(ranked, KeepOrder) else ranked)
-    decision = Decision(ranker.group.name, tuple(sorted(order[:k])), order)
+    ranking = _ranking(ranker, ranked)
+    k = ranker.k or 0
+    if len(ranking.order) < k:
+        raise OptionError(
+            f"method {method.name!r} ranked {len(ranking.order)} units of group {ranker.group.name!r}, but {k} "
+            "are to be kept; a method must rank at least ranker.k units"
+        )
+    decision = Decision(ranker.group.name, tuple(sorted(ranking.order[:k])), ranking.order)
     if isinstance(ranked, KeepOrder):
         decision.errors = tuple(float(e) for e in ranked.errors)
         decision.dependent = ranked.dependent
-    return decision
+    return decision, ranking
 
 
-def _apply(ranker: Ranker, decision: Decision, current: Run, mark: Run | None, reweight: bool) -> None:
+def _apply(ranker: Ranker, decision: Decision, ranking: Ranking, current: Run, reweight: bool) -> None:
     """Switch the other units off in the current run, with new weights for what reads them."""
-    group = ranker.group
+    group, mark = ranker.group, ranker.start
     keep = keep_mask(group, decision.kept)
     if reweight and len(decision.kept) < group.n_units:
         _reweight(ranker, decision, current)
-    elif not reweight and "statistics" in ranker.__dict__:
-        _measure_plain(ranker, decision)
+    elif not reweight:
+        if ranking.scale is not None:
+            _scale(group, ranking.scale(len(decision.kept)), current)
+        if "statistics" in ranker.__dict__:
+            _measure_plain(ranker, decision, current)
     tensors = dict(current.tensors)
     zero(tensors, group, keep)
     current.tensors = tensors
@@ -165,6 +187,14 @@ def _apply(ranker: Ranker, decision: Decision, current: Run, mark: Run | None, r
     if mark is not None:
         mark.tensors, mark.override = current.tensors, current.override
         current.envs, current.position = mark.envs, mark.position
+
+
+def _scale(group: Group, scale: Tensor, current: Run) -> None:
+    """The factors a method wants on the outgoing weights of its units."""
+    tensors = dict(current.tensors)
+    for consumer in group.reweightable:
+        scale_units(consumer, tensors, scale)
+    current.tensors = tensors
 
 
 def _blocks(ranker: Ranker) -> list[tuple[Consumer, list[Statistics]]]:
@@ -195,11 +225,11 @@ def _reweight(ranker: Ranker, decision: Decision, current: Run) -> None:
     decision.error = left / total if total else 0.0
 
 
-def _measure_plain(ranker: Ranker, decision: Decision) -> None:
-    """The relative input change when the old weights stay."""
+def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:
+    """The relative input change when the old weights stay, or are scaled."""
     left = total = 0.0
     for consumer, blocks in _blocks(ranker):
-        weight = consumer_weight(consumer, ranker.current.tensors)
+        weight = consumer_weight(consumer, current.tensors)
         for s, w in zip(blocks, weight.chunk(consumer.groups), strict=True):
             left += solve(s, decision.kept, method="none", weight=w.flatten(1).T).error * s.energy
             total += s.energy
