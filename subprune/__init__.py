@@ -2,11 +2,11 @@
 
 from subprune.api import Result, prune
 from subprune.masking import mask
-from subprune.methods import METHODS, Ranker, method
+from subprune.methods import METHODS, Ranker, Ranking, method
 from subprune.storage import load, save
 from subprune.structure import find_groups
 from subprune.surgery import cut
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "Ranker", "Result", "cut", "find_groups", "load", "mask", "method", "prune", "save"]
+__all__ = ["METHODS", "Ranker", "Ranking", "Result", "cut", "find_groups", "load", "mask", "method", "prune", "save"]

@@ -12,22 +12,24 @@ import torch
 from torch import nn
 
 from subprune import budget, measure
+from subprune.batchnorm import BATCHNORM, recalibrate
 from subprune.calibrate import Calibration
 from subprune.data import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError, closest
 from subprune.methods import Method, find_method
 from subprune.plan import GroupPlan, Plan
 from subprune.progress import Step, progress_bar
+from subprune.registry import PATCHES
 from subprune.report import Report
 from subprune.storage import describe_inputs
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 from subprune.surgery import prove, set_tensor
-from subprune.walk import Decision, Walk, curves, in_order, walk
+from subprune.walk import Decision, Walk, comparable_scores, curves, in_order, sensitivities, walk
 
 __all__ = ["ALLOCATIONS", "Result", "prune"]
 
-ALLOCATIONS = ("error", "uniform")
+ALLOCATIONS = ("error", "uniform", "score", "sampling")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Options:
     allocate: str
     reweight: bool
     epsilon: float | None
+    patches: str
+    batchnorm: str
     round_to: int
     n_samples: int | None
     seed: int
@@ -69,9 +73,12 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
                 raise BudgetError(f"{name} must be a ratio of at least 1 (before / after), got {value!r}")
-        if self.allocate not in ALLOCATIONS:
-            near = closest(self.allocate, ALLOCATIONS)
-            raise OptionError(f"allocate={self.allocate!r}: {near}allowed are {', '.join(ALLOCATIONS)}")
+        choices = {"allocate": ALLOCATIONS, "patches": PATCHES, "batchnorm": BATCHNORM}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                near = closest(str(value), allowed)
+                raise OptionError(f"{name}={value!r}: {near}allowed are {', '.join(allowed)}")
         if self.epsilon is not None and not 0 < self.epsilon < 1:
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
         if isinstance(self.round_to, bool) or not isinstance(self.round_to, int) or self.round_to < 1:
@@ -87,9 +94,12 @@ def prune(
     keep: float | None = None,
     compression: float | None = None,
     speedup: float | None = None,
-    allocate: str = "error",
+    allocate: str | None = None,
     reweight: bool = True,
     epsilon: float | None = None,
+    patches: str = "all",
+    batchnorm: str = "keep",
+    train_data: Any = None,
     round_to: int = 1,
     n_samples: int | None = 512,
     forward: Callable[[Any], Any] | None = None,
@@ -101,24 +111,33 @@ def prune(
     Give one target: ``compression=2`` (half the parameters), ``speedup=2`` (half the FLOPs), ``keep=0.5``
     (half the units of every group) or ``budgets={"conv1": 3}`` (units by group). `data` needs no labels: a
     tensor, a DataLoader, or an iterable of tensors, tuples or dicts. The model given is not changed.
+    `allocate` is the method's own rule, or "error", unless given. ``batchnorm="recalibrate"`` takes BatchNorm
+    statistics anew on `data`, at the end. `train_data` is the labelled pool of ``layer-greedy-fs-fd``.
     """
-    options = Options(
-        method, budgets, keep, compression, speedup, allocate, reweight, epsilon, round_to, n_samples, seed
-    )
-    started = time.perf_counter()
     chosen = find_method(method)
+    allocate = allocate or chosen.allocate or "error"
+    options = Options(
+        method, budgets, keep, compression, speedup, allocate, reweight, epsilon, patches, batchnorm, round_to,
+        n_samples, seed,
+    )  # fmt: skip
+    started = time.perf_counter()
     check_model(model)
     taken = batches(data, model, n_samples, forward=forward)
     calibration = Calibration.of(model, taken)
+    pool = None if train_data is None else calibration.on(batches(train_data, model, None, forward=forward))
+    choices = {"seed": seed, "epsilon": epsilon, "patches": patches, "train_data": pool}
     groups = in_order(calibration.structure.inner())
     with progress_bar(2 * len(groups), progress) as tick:
-        counts = _counts(calibration, groups, chosen, options, lambda _, g: tick(f"curve of {g.name}"))
+        counts = _counts(calibration, groups, chosen, options, choices, lambda _, g: tick(f"curve of {g.name}"))
         left = [g for g in groups if g.name in counts]
         done = walk(
-            calibration, left, chosen, counts, reweight=reweight, seed=seed, epsilon=epsilon,
+            calibration, left, chosen, counts, reweight=reweight, **choices,
             tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
         )  # fmt: skip
     small = _realise(calibration, done)
+    if batchnorm == "recalibrate":
+        layers = recalibrate(small, taken)
+        done.notes.append(f"BatchNorm statistics taken anew in {len(layers)} layers")
     return _result(calibration, small, left, done, options, time.perf_counter() - started)
 
 
@@ -141,6 +160,7 @@ def _counts(
     groups: list[Group],
     method: Method,
     options: Options,
+    choices: dict[str, Any],
     tick: Callable[[str, Group], None],
 ) -> dict[str, int]:
     """Units to keep in every group."""
@@ -149,13 +169,22 @@ def _counts(
         raise BudgetError(f"nothing in the model can be pruned: {_reasons(calibration)}")
     if options.budgets is not None:
         return budget.explicit(groups, options.budgets)
-    if options.keep is not None:
+    if options.keep is not None and options.allocate != "score":
         return budget.fraction(groups, options.keep, rounding)
+    if options.allocate == "score":
+        scores = comparable_scores(calibration, groups, method, tick=tick, **choices)
+        if options.keep is not None:
+            return budget.top_fraction(groups, scores, options.keep, rounding)
     cost = CostModel(calibration.model, calibration.structure)
     target = _target(cost, options)
     if options.allocate == "uniform":
         return budget.equal_fractions(groups, cost, target, rounding)
-    found = curves(calibration, groups, method, seed=options.seed, tick=tick)
+    if options.allocate == "score":
+        return budget.by_score(groups, scores, cost, target, rounding)
+    if options.allocate == "sampling":
+        own = sensitivities(calibration, groups, method, tick=tick, **choices)
+        return budget.by_sampling(groups, own, cost, target, rounding)
+    found = curves(calibration, groups, method, tick=tick, **{**choices, "epsilon": None})
     return budget.by_error(groups, found, cost, target, rounding)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,13 @@ from subprune.calibrate import Calibration, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder, follow
 from subprune.masking import keep_mask, overrides, zero
-from subprune.registry import Method, Ranker, Ranking, Setting
+from subprune.registry import METHODS, Method, Ranker, Ranking, Setting
 from subprune.reweight import Reweighting, solve
+from subprune.sampling import Sensitivity, sensitivity
 from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
-__all__ = ["Decision", "Walk", "curves", "in_order", "rankers", "rankings", "walk"]
+__all__ = ["Decision", "Walk", "alone", "curves", "in_order", "rankers", "ranking_of", "rankings", "walk"]
 
 Tick = Callable[[str, Group], None]
 
@@ -110,7 +112,7 @@ def rankers(
 
 def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, Ranking]:
     """Rankings of all groups on the dense model; options as for `rankers`."""
-    return {r.group.name: _ranking(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
+    return {r.group.name: ranking_of(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
 
 
 def curves(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, KeepOrder]:
@@ -118,14 +120,37 @@ def curves(calibration: Calibration, groups: Sequence[Group], method: Method, **
     return {r.group.name: with_errors(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
 
 
+def comparable_scores(
+    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
+) -> dict[str, Tensor]:
+    """Scores of all units on the dense model, comparable between groups; options as for `rankers`."""
+    found: dict[str, Tensor] = {}
+    for name, ranking in rankings(calibration, groups, method, **options).items():
+        if ranking.scores is None:
+            able = ", ".join(m.name for m in METHODS.values() if m.allocate == "score")
+            raise OptionError(
+                f"allocate='score' needs scores that can be compared between layers, and method {method.name!r} "
+                f"has none; use another rule, or one of {able}"
+            )
+        found[name] = ranking.scores
+    return found
+
+
+def sensitivities(
+    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
+) -> dict[str, Sensitivity]:
+    """Sensitivities of all units on the dense model; options as for `rankers`."""
+    return {r.group.name: sensitivity(r) for r in rankers(calibration, groups, method, **options)}
+
+
 def with_errors(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> KeepOrder:
     """A ranking with its error curve, computed from the statistics if the method gave none."""
     if isinstance(ranked, KeepOrder):
         return ranked
-    return follow(ranker.statistics, ranker.n_units, _ranking(ranker, ranked).order)
+    return follow(ranker.statistics, ranker.n_units, ranking_of(ranker, ranked).order)
 
 
-def _ranking(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> Ranking:
+def ranking_of(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> Ranking:
     """Whatever a method returned as a checked ranking."""
     if isinstance(ranked, Ranking):
         return replace(ranked, order=checked_order(ranker, ranked.order))
@@ -155,7 +180,7 @@ def _go_to(group: Group, run: Run) -> Run | None:
 
 def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
     ranked = method.order(ranker)
-    ranking = _ranking(ranker, ranked)
+    ranking = ranking_of(ranker, ranked)
     k = ranker.k or 0
     if len(ranking.order) < k:
         raise OptionError(
@@ -234,3 +259,16 @@ def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:
             left += solve(s, decision.kept, method="none", weight=w.flatten(1).T).error * s.energy
             total += s.energy
     decision.error = left / total if total else 0.0
+
+
+def alone(ranker: Ranker, ranking: Ranking, k: int, reweight: bool) -> Run:
+    """The state of the dense model with only this group pruned, to k units: its tensors and overrides.
+
+    The run that comes back holds no values; it lends its tensors and overrides to other runs.
+    """
+    state = Run(ranker.dense.programs, [], ranker.dense.tensors)
+    decision = Decision(ranker.group.name, tuple(sorted(ranking.order[:k])), ranking.order)
+    unmoved = copy.copy(ranker)  # shares the statistics
+    unmoved.start = None
+    _apply(unmoved, decision, ranking, state, reweight)
+    return state
