@@ -22,7 +22,7 @@ from torch import Tensor
 from subprune.objective import whitening
 from subprune.statistics import Statistics
 
-__all__ = ["Elimination"]
+__all__ = ["Elimination", "without_fixed"]
 
 _PANEL = 128  # columns collected before G and C are updated
 
@@ -37,7 +37,7 @@ class Elimination:
         self.fixed_gain = 0.0  # what the columns without a unit, always kept, explain
         for s in stats:
             own = s.tolerance if tolerance is None else tolerance
-            gram, cross, units, gain = _without_fixed(s, own)
+            gram, cross, units, gain = without_fixed(s, own)
             self.fixed_gain += gain
             if len(units):
                 self.blocks.append(_Block(gram, cross, units, n_units, own))
@@ -59,7 +59,7 @@ class Elimination:
         return sum(gain for gain, _ in results), sum(rank for _, rank in results)
 
 
-def _without_fixed(s: Statistics, tolerance: float) -> tuple[Tensor, Tensor, Tensor, float]:
+def without_fixed(s: Statistics, tolerance: float) -> tuple[Tensor, Tensor, Tensor, float]:
     """Scale all columns to unit energy and eliminate those without a unit.
 
     Returns G [d', d'], C [d', m'] and units [d'] of the columns left, and the energy explained.

@@ -160,6 +160,6 @@ def random_rows(
     keys = torch.rand(n, places, generator=generator, device=generator.device)
     chosen = keys.argsort(1)[:, : conv.taps].sort(1).values.to(x.device)  # [N, taps]
     images = torch.arange(n, device=x.device)[:, None].expand_as(chosen)
-    index = [i.reshape(-1) for i in (images, *torch.unravel_index(chosen, out))]
+    index = tuple(i.reshape(-1) for i in (images, *torch.unravel_index(chosen, out)))
     rows = view[index].reshape(-1, x.shape[1] * conv.taps)
     return rows, None if y is None else y.movedim(1, -1)[index]
