@@ -42,7 +42,7 @@ class Sensitivity:
     def draws(self, epsilon: float, delta: float = DELTA) -> float:
         """Samples needed for an error of epsilon, as a whole number."""
         coefficient = float(self.units.sum()) * 2 * 3 * math.log(8 * self.sums / delta)
-        return max(1.0, math.ceil(3 * (6 + 2 * epsilon) * coefficient / epsilon**2))
+        return max(1.0, float(math.ceil(3 * (6 + 2 * epsilon) * coefficient / epsilon**2)))
 
 
 def distinct(probabilities: Tensor, draws: float) -> float:
