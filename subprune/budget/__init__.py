@@ -1,16 +1,25 @@
 """How many units each group keeps."""
 
+from subprune.budget.accuracy import FRACTIONS, AccuracyCurve, accuracy_curves, equal_accuracy
+from subprune.budget.allocate import RULES, Demand, allocate
 from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
 from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
 from subprune.budget.target import Rounding, Target, fill, largest
 
 __all__ = [
+    "FRACTIONS",
+    "RULES",
+    "AccuracyCurve",
+    "Demand",
     "Rounding",
     "Target",
+    "accuracy_curves",
+    "allocate",
     "by_error",
     "by_sampling",
     "by_score",
+    "equal_accuracy",
     "equal_fractions",
     "explicit",
     "fill",

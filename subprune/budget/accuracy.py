@@ -1,0 +1,135 @@
+"""Budgets by equal accuracy (Kuzmin et al. 2019): every layer may cost the same drop when pruned alone.
+
+For each group the accuracy P(k) with only that group pruned to k units is measured on a verification set, at
+fixed fractions. Only what lies after the group's consumers is run again, on values kept from one dense pass.
+Without labels, accuracy is replaced by agreement with the dense model's own predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from subprune.budget.cache import Cache
+from subprune.budget.target import Counts, Rounding, Target, fill, largest
+from subprune.calibrate import Calibration, Run
+from subprune.errors import DataError
+from subprune.registry import Method, Ranker
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+from subprune.walk import alone, rankers, ranking_of
+
+__all__ = ["FRACTIONS", "AccuracyCurve", "accuracy_curves", "equal_accuracy"]
+
+FRACTIONS = (0.01, 0.05, 0.075, *(round(0.05 * i, 2) for i in range(2, 21)))
+
+
+@dataclass(frozen=True)
+class AccuracyCurve:
+    """Share of right answers with one group pruned to k units, at the measured k."""
+
+    counts: tuple[int, ...]  # ascending, the last is all units
+    values: tuple[float, ...]
+
+    def monotone(self, units: int) -> np.ndarray:
+        """P(k) for k = 0 … units, never falling: capped at the last value, falling points left out."""
+        kept_k, kept_p = [0], [0.0]
+        for k, p in zip(self.counts, self.values, strict=True):
+            p = min(p, self.values[-1])
+            if p >= kept_p[-1]:
+                kept_k.append(k)
+                kept_p.append(p)
+        return np.maximum.accumulate(np.interp(np.arange(units + 1), kept_k, kept_p))
+
+
+def measured_counts(units: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
+    """The numbers of units that stand for the fractions: rounded down, at least one, each once."""
+    return sorted({max(1, int(f * units + 1e-9)) for f in fractions} | {units})
+
+
+def accuracy_curves(
+    calibration: Calibration,
+    verification: Calibration,
+    groups: Sequence[Group],
+    method: Method,
+    *,
+    reweight: bool = True,
+    labels: bool = True,
+    fractions: Sequence[float] = FRACTIONS,
+    cache: Cache | None = None,
+    tick: Callable[[str, Group], None] = lambda stage, group: None,
+    **choices: Any,
+) -> dict[str, AccuracyCurve]:
+    """P(k) of every group; `labels=False` measures agreement with the dense model instead."""
+    known = cache.read() if cache is not None else {}
+    found = {g.name: AccuracyCurve(*known[g.name]) for g in groups if g.name in known}
+    if len(found) == len(groups):
+        return found
+    goal = _labels(verification) if labels else _dense_predictions(verification)
+    run = verification.start()
+    for ranker in rankers(calibration, groups, method, tick=tick, **choices):
+        if ranker.group.name in found:
+            continue
+        curve = _curve(ranker, method, run, goal, reweight, fractions)
+        found[ranker.group.name] = curve
+        if cache is not None:
+            cache.write(ranker.group.name, (curve.counts, curve.values))
+    return found
+
+
+def _curve(
+    ranker: Ranker, method: Method, run: Run, goal: Sequence[Tensor], reweight: bool, fractions: Sequence[float]
+) -> AccuracyCurve:
+    """One group: rank once, then switch to each number of units and finish the verification run from there."""
+    group = ranker.group
+    ranking = ranking_of(ranker, method.order(ranker))
+    start = group.first_op if group.narrowings else min(c.use.op for c in group.consumers)
+    run.advance(start)
+    counts = measured_counts(group.n_units, fractions)
+    values = []
+    for k in counts:
+        probe = run.fork()
+        state = alone(ranker, ranking, k, reweight)
+        probe.tensors, probe.override = state.tensors, {**probe.override, **state.override}
+        values.append(_share_right(probe, goal))
+    return AccuracyCurve(tuple(counts), tuple(values))
+
+
+def _share_right(run: Run, goal: Sequence[Tensor]) -> float:
+    run.advance(len(run.programs[0].ops))
+    right = sum(int((out[0].argmax(-1) == y).sum()) for out, y in zip(run.outputs(), goal, strict=True))
+    return right / sum(y.numel() for y in goal)
+
+
+def _labels(verification: Calibration) -> list[Tensor]:
+    found = [b.labels for b in verification.batches if b.labels is not None]
+    if len(found) < len(verification.batches):
+        raise DataError(
+            "equal accuracy needs labels: give verify_data as (inputs, labels) batches, "
+            "or use allocate='equal-agreement', which compares with the dense model's own predictions"
+        )
+    return found
+
+
+def _dense_predictions(verification: Calibration) -> list[Tensor]:
+    run = verification.start()
+    run.advance(len(run.programs[0].ops))
+    return [out[0].argmax(-1) for out in run.outputs()]
+
+
+def equal_accuracy(
+    groups: Sequence[Group], curves: Mapping[str, AccuracyCurve], cost: CostModel, target: Target, rounding: Rounding
+) -> Counts:
+    """The highest common accuracy that meets the target; what is left goes to the widest groups first."""
+    smooth = {g.name: curves[g.name].monotone(g.n_units) for g in groups}
+    levels = np.unique(np.concatenate(list(smooth.values())))
+
+    def at(level: float) -> Counts:
+        return {g.name: rounding.up(int(np.searchsorted(smooth[g.name], level - 1e-12)), g.n_units) for g in groups}
+
+    counts = largest([0.0, *levels.tolist()], at, cost, target)
+    return fill(counts, groups, cost, target, rounding, lambda g, k: k / g.n_units)

@@ -1,0 +1,134 @@
+"""The budget rules by name: each turns a demand into ``{group: k}``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from subprune.budget.accuracy import accuracy_curves, equal_accuracy
+from subprune.budget.cache import Cache
+from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
+from subprune.budget.sampling import by_sampling
+from subprune.budget.scores import by_score, top_fraction
+from subprune.budget.target import Counts, Rounding, Target
+from subprune.calibrate import Calibration
+from subprune.registry import Method
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+from subprune.walk import comparable_scores, curves, sensitivities
+
+__all__ = ["RULES", "Demand", "allocate"]
+
+
+@dataclass
+class Demand:
+    """What is asked for, and everything a rule may look at."""
+
+    calibration: Calibration
+    groups: Sequence[Group]
+    method: Method
+    rounding: Rounding = field(default_factory=Rounding)
+    reweight: bool = True
+    budgets: Mapping[str, int] | None = None
+    keep: float | None = None
+    compression: float | None = None
+    speedup: float | None = None
+    choices: dict[str, Any] = field(default_factory=dict)  # of `walk.rankers`
+    verification: Calibration | None = None  # None: the calibration data
+    cache: Path | None = None  # folder for accuracy curves
+    tick: Callable[[str, Group], None] = lambda stage, group: None
+
+    @cached_property
+    def cost(self) -> CostModel:
+        return CostModel(self.calibration.model, self.calibration.structure)
+
+    @cached_property
+    def target(self) -> Target:
+        if self.compression is not None:
+            limit = int(self.cost.params({}) / self.compression)
+            return Target("params", limit, f"compression={self.compression:g}")
+        ratio = self.speedup or 1.0
+        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}")
+
+    @property
+    def looks(self) -> dict[str, Any]:
+        """Arguments for one look at all groups of the dense model."""
+        return {**self.choices, "tick": self.tick}
+
+
+RULES: dict[str, Callable[[Demand], Counts]] = {}
+
+
+def rule(name: str) -> Callable[[Callable[[Demand], Counts]], Callable[[Demand], Counts]]:
+    def register(function: Callable[[Demand], Counts]) -> Callable[[Demand], Counts]:
+        RULES[name] = function
+        return function
+
+    return register
+
+
+def allocate(demand: Demand, name: str) -> Counts:
+    """Units to keep in every group: explicit budgets, a fraction of each group, or by the rule of that name."""
+    if demand.budgets is not None:
+        return explicit(demand.groups, demand.budgets)
+    if demand.keep is not None and name != "score":
+        return fraction(demand.groups, demand.keep, demand.rounding)
+    return RULES[name](demand)
+
+
+@rule("uniform")
+def _uniform(d: Demand) -> Counts:
+    """Equal fractions."""
+    return equal_fractions(d.groups, d.cost, d.target, d.rounding)
+
+
+@rule("error")
+def _error(d: Demand) -> Counts:
+    """One threshold on the reweighted input change."""
+    found = curves(d.calibration, d.groups, d.method, **{**d.looks, "epsilon": None})
+    return by_error(d.groups, found, d.cost, d.target, d.rounding)
+
+
+@rule("score")
+def _score(d: Demand) -> Counts:
+    """One ranking over all layers."""
+    scores = comparable_scores(d.calibration, d.groups, d.method, **d.looks)
+    if d.keep is not None:
+        return top_fraction(d.groups, scores, d.keep, d.rounding)
+    return by_score(d.groups, scores, d.cost, d.target, d.rounding)
+
+
+@rule("sampling")
+def _sampling(d: Demand) -> Counts:
+    """The expected number of different units in a sample of sensitivity sampling."""
+    own = sensitivities(d.calibration, d.groups, d.method, **d.looks)
+    return by_sampling(d.groups, own, d.cost, d.target, d.rounding)
+
+
+@rule("equal-accuracy")
+def _equal_accuracy(d: Demand) -> Counts:
+    """The same drop in accuracy for every layer pruned alone; needs labels."""
+    return _by_accuracy(d, labels=True)
+
+
+@rule("equal-agreement")
+def _equal_agreement(d: Demand) -> Counts:
+    """The same, with the dense model's own predictions for labels."""
+    return _by_accuracy(d, labels=False)
+
+
+def _by_accuracy(d: Demand, labels: bool) -> Counts:
+    verification = d.verification or d.calibration
+    cache = None
+    if d.cache is not None:
+        plain = {k: v for k, v in d.choices.items() if k != "train_data"}
+        key = (d.method.name, d.reweight, labels, [g.name for g in d.groups], sorted(plain.items(), key=str))
+        pool = d.choices.get("train_data")
+        cache = Cache(d.cache, *key, d.calibration, verification, *([] if pool is None else [pool]))
+    found = accuracy_curves(
+        d.calibration, verification, d.groups, d.method, reweight=d.reweight, labels=labels, cache=cache, **d.looks
+    )
+    return equal_accuracy(d.groups, found, d.cost, d.target, d.rounding)

@@ -1,0 +1,65 @@
+"""Curves on disk, under a key of everything that matters to them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from subprune.calibrate import Calibration
+from subprune.errors import DataError
+from subprune.storage import write_atomic
+
+__all__ = ["Cache", "fingerprint"]
+
+VERSION = 1
+
+
+def fingerprint(*parts: Any) -> str:
+    """A hash of plain values, tensors, and calibrations (the model's weights and all batches)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Calibration):
+            for name, x in sorted(part.start().tensors.items()):
+                _feed(digest, name, x)
+            for batch in part.batches:
+                for x in tree_flatten((batch.inputs, batch.labels))[0]:
+                    _feed(digest, "batch", x)
+            digest.update(repr([str(op.func) for op in part.structure.program.ops]).encode())
+        else:
+            _feed(digest, "value", part)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, name: str, x: Any) -> None:
+    if isinstance(x, Tensor):
+        digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
+        digest.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+    else:
+        digest.update(f"{name}{x!r}".encode())
+
+
+class Cache:
+    """Entries by name in one JSON file, written after each; the file's name is the key."""
+
+    def __init__(self, folder: str | Path, *key: Any) -> None:
+        self.path = Path(folder) / f"curves-{fingerprint(VERSION, *key)[:32]}.json"
+
+    def read(self) -> dict[str, Any]:
+        """What is there; a file that cannot be read is refused, not overwritten."""
+        if not self.path.exists():
+            return {}
+        try:
+            content = json.loads(self.path.read_text())
+            return {str(name): (tuple(entry[0]), tuple(entry[1])) for name, entry in content.items()}
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            raise DataError(f"the cache file {self.path.name} is damaged ({error}); delete it and run again") from error
+
+    def write(self, name: str, entry: Any) -> None:
+        content = {**self.read(), name: entry}
+        write_atomic(self.path, json.dumps(content).encode())
