@@ -39,7 +39,7 @@ def fingerprint(*parts: Any) -> str:
 def _feed(digest: Any, name: str, x: Any) -> None:
     if isinstance(x, Tensor):
         digest.update(f"{name}{tuple(x.shape)}{x.dtype}".encode())
-        digest.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
+        digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     else:
         digest.update(f"{name}{x!r}".encode())
 

@@ -1,0 +1,192 @@
+"""Budget rules: targets met, largest model within, curves against plain evaluation, cache."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subprune
+from subprune.budget import FRACTIONS, AccuracyCurve, Demand, Rounding, Target, accuracy_curves, allocate
+from subprune.budget.accuracy import measured_counts
+from subprune.calibrate import Calibration
+from subprune.data import batches
+from subprune.errors import BudgetError, DataError
+from subprune.experiments.datasets import load
+from subprune.experiments.models import shipped_lenet
+from subprune.measure import accuracy, agreement, count_parameters
+from subprune.methods import find_method
+from subprune.structure.cost import CostModel
+
+RULES = ("uniform", "error", "equal-accuracy", "equal-agreement")
+
+
+@pytest.fixture(scope="module")
+def lenet() -> nn.Module:
+    return shipped_lenet()[0]
+
+
+@pytest.fixture(scope="module")
+def labelled() -> tuple[Tensor, Tensor]:
+    train = load("mnist-sample", "train")
+    index = torch.arange(300)
+    return train.inputs(index), train.labels[index].long()
+
+
+class Net(nn.Module):
+    """Conv, BatchNorm, two readers of one layer, GroupNorm, flatten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)
+        self.b, self.c = nn.Conv2d(8, 6, 3), nn.Conv2d(8, 6, 1)
+        self.d, self.gn = nn.Conv2d(12, 8, 3, stride=2), nn.GroupNorm(2, 8)
+        self.fc = nn.Linear(8 * 4 * 4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.a(x)).relu()
+        x = torch.cat([self.b(x), self.c(x)[:, :, 1:-1, 1:-1]], 1).relu()
+        return self.fc(self.gn(self.d(x)).relu().flatten(1))
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    model = Net()
+    with torch.no_grad():
+        model(torch.randn(64, 1, 14, 14))
+    return model.eval()
+
+
+# ---- curves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("name", ["layer-in-change", "asym-in-change", "layer-weight-norm"])
+def test_curves_equal_pruning_each_layer_alone(net: nn.Module, labels: bool, reweight: bool, name: str) -> None:
+    """The partial reruns give what really pruning that one layer and evaluating the whole model gives."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(90, 1, 14, 14, generator=generator)
+    y = net(x).argmax(-1)
+    y = torch.where(torch.rand(90, generator=generator) < 0.7, y, (y + 1) % 10)
+    calibration = Calibration.of(net, batches(x[:40], net))
+    verification = calibration.on(batches((x[40:], y[40:]), net))
+    groups = calibration.structure.inner()
+    assert {g.name for g in groups} == {"a", "b", "c", "d"}
+    fractions = (0.2, 0.5, 0.8, 1.0)
+    found = accuracy_curves(calibration, verification, groups, find_method(name), reweight=reweight, labels=labels,
+                            fractions=fractions)  # fmt: skip
+    plain = "layer-in-change" if name == "asym-in-change" else name
+    for group in groups:
+        assert found[group.name].counts == tuple(measured_counts(group.n_units, fractions))
+        for k, p in zip(found[group.name].counts, found[group.name].values, strict=True):
+            small = subprune.prune(net, x[:40], method=plain, budgets={group.name: k}, reweight=reweight).model
+            slow = accuracy(small, verification.batches) if labels else agreement(net, small, verification.batches)
+            assert p == pytest.approx(slow, abs=1.01 / 50)  # one image on the fence
+    assert all(c.values[-1] == pytest.approx(1.0 if not labels else accuracy(net, verification.batches))
+               for c in found.values())  # fmt: skip
+
+
+def test_fractions_are_the_papers() -> None:
+    assert FRACTIONS[:5] == (0.01, 0.05, 0.075, 0.1, 0.15)
+    assert FRACTIONS[-2:] == (0.95, 1.0)
+    assert len(FRACTIONS) == 22
+    assert measured_counts(6)[0] == 1
+    assert measured_counts(100) == [1, 5, 7, *range(10, 101, 5)]
+
+
+def test_monotone_curve() -> None:
+    curve = AccuracyCurve((1, 2, 4, 6, 8), (0.2, 0.5, 0.4, 0.99, 0.9))
+    smooth = curve.monotone(8)
+    assert (np.diff(smooth) >= 0).all()
+    assert smooth[1] == 0.2
+    assert smooth[2] == 0.5
+    assert smooth[4] == pytest.approx(0.7)  # the falling point is left out, the line goes through
+    assert smooth[6] == smooth[8] == 0.9  # capped at the last value
+
+
+def test_cache_is_used_and_keyed(net: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(60, 1, 14, 14, generator=torch.Generator().manual_seed(2))
+    options = {"allocate": "equal-agreement", "method": "layer-in-change", "cache": tmp_path}
+    first = subprune.prune(net, x, compression=1.5, **options)
+    files = list(tmp_path.iterdir())
+    assert len(files) == 1
+    stamp = files[0].stat().st_mtime_ns
+    again = subprune.prune(net, x, compression=1.5, **options)
+    assert again.plan.counts == first.plan.counts
+    subprune.prune(net, x, compression=2.5, **options)  # another ratio, the same curves
+    assert [f.stat().st_mtime_ns for f in tmp_path.iterdir()] == [stamp]
+    for change in ({"reweight": False}, {"seed": 3}, {"verify_data": x[:30]}):
+        subprune.prune(net, x, compression=1.5, **{**options, **change})
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.a.weight[0, 0, 0, 0] += 1e-3
+    subprune.prune(other, x, compression=1.5, **options)
+    assert len(list(tmp_path.iterdir())) == 5
+    files[0].write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        subprune.prune(net, x, compression=1.5, **options)
+
+
+def test_equal_accuracy_needs_labels(net: nn.Module) -> None:
+    with pytest.raises(DataError, match="equal-agreement"):
+        subprune.prune(net, torch.randn(8, 1, 14, 14), compression=1.5, allocate="equal-accuracy")
+
+
+# ---- targets ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("target", [{"compression": 2}, {"compression": 8.3}, {"speedup": 3}])
+@pytest.mark.parametrize("round_to", [1, 4])
+def test_every_rule_gives_the_largest_model_within(
+    lenet: nn.Module, labelled: tuple[Tensor, Tensor], rule: str, target: dict[str, float], round_to: int
+) -> None:
+    calibration = Calibration.of(lenet, batches((labelled[0][:100], labelled[1][:100]), lenet))
+    demand = Demand(calibration, calibration.structure.inner(), find_method("layer-in-change"), Rounding(round_to),
+                    **target)  # fmt: skip
+    counts = allocate(demand, rule)
+    size = demand.target.size(demand.cost, counts)
+    assert size <= demand.target.limit
+    for group in demand.groups:
+        assert 1 <= counts[group.name] <= group.n_units
+        assert counts[group.name] % round_to == 0 or counts[group.name] == group.n_units
+        if counts[group.name] < group.n_units:
+            more = {**counts, group.name: demand.rounding.next(counts[group.name], group.n_units)}
+            assert demand.target.size(demand.cost, more) > demand.target.limit
+
+
+def test_parameters_are_exact(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
+    result = subprune.prune(lenet, labelled[0][:64], compression=5, allocate="uniform")
+    cost = CostModel(lenet, Calibration.of(lenet, batches(labelled[0][:64], lenet)).structure)
+    assert cost.params(result.plan.counts) == count_parameters(result.model)
+    assert cost.params({}) == count_parameters(lenet)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_infeasible_names_the_nearest(lenet: nn.Module, labelled: tuple[Tensor, Tensor], rule: str) -> None:
+    with pytest.raises(BudgetError, match=r"nearest feasible ratio is [\d.]+") as caught:
+        subprune.prune(lenet, labelled, compression=5000, allocate=rule, n_samples=50)
+    ratio = float(str(caught.value).rpartition(" ")[2])
+    result = subprune.prune(lenet, labelled, compression=ratio - 0.01, allocate=rule, n_samples=50)
+    assert set(result.plan.counts.values()) == {1} or result.report.compression >= ratio - 0.01
+
+
+def test_target_of_one_keeps_everything(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
+    result = subprune.prune(lenet, labelled, compression=1, allocate="uniform", n_samples=20)
+    assert result.report.parameters[0] == result.report.parameters[1]
+    x = labelled[0][:20]
+    assert torch.allclose(result.model(x), lenet(x), atol=1e-5)
+
+
+def test_rounding() -> None:
+    r = Rounding(8)
+    assert [r.down(k, 20) for k in (3, 8, 15, 19, 20)] == [8, 8, 8, 16, 20]
+    assert [r.up(k, 20) for k in (0, 1, 9, 17)] == [8, 8, 16, 20]
+    assert r.down(2, 5) == 5  # a narrow group stays whole
+    assert Target("params", 3, "x").quantity == "params"
