@@ -6,8 +6,8 @@ Registering one in a user's own file is all it takes to use it by name everywher
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -60,9 +60,10 @@ class Ranker:
     dense: Run  # of the dense model, at the same place
     setting: Setting
     k: int | None = None  # units that will be kept, None if not yet known
-    start: Run | None = (
-        None  # the current run before the first operation that sees how many units there are
-    )
+    gone: Mapping[int, Tensor] = field(default_factory=dict)
+    """By operation: which inputs of a consumer belonged to units of other groups, removed before."""
+    start: Run | None = None
+    """The current run before the first operation that sees how many units there are, if there is one."""
 
     @property
     def n_units(self) -> int:
@@ -81,7 +82,16 @@ class Ranker:
     def statistics(self) -> list[Statistics]:
         """G, C, t of every consumer, in the method's form."""
         sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
-        return group_statistics(self.group, self.form, self.current, self.dense, sampled)
+        found = group_statistics(self.group, self.form, self.current, self.dense, sampled)
+        return [s if off is None else s.without(off) for s, off in zip(found, self._gone_columns(found), strict=True)]
+
+    def _gone_columns(self, found: Sequence[Statistics]) -> list[Tensor | None]:
+        """For each of the statistics, which columns are gone; None if all are there."""
+        lost = [self.gone.get(c.use.op) for c in self.group.reweightable for _ in range(c.groups)]
+        return [
+            None if off is None else off.repeat_interleave(s.width // len(off))
+            for s, off in zip(found, lost, strict=True)
+        ]
 
     @property
     def labels(self) -> list[Tensor]:

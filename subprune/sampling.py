@@ -30,7 +30,7 @@ _EPS = float(torch.finfo(torch.float32).eps)  # sums below this count as infinit
 class Sensitivity:
     """Of the units of one group, and how many sums there are in a layer that reads them."""
 
-    units: Tensor  # [n_units] float64, each from 0 to 1
+    units: Tensor  # [n_units] float64, each from 0 to 1, to six digits: draws must not depend on rounding
     sums: int  # (patches + 1) · kernel positions, the largest of all readers
 
     @property
@@ -129,7 +129,7 @@ def _sensitivity(ranker: Ranker) -> Sensitivity:
                     _raise(total, _shares(part, weight), units)
             taps, images = (1, len(x)) if own.conv is None else (own.conv.taps, len(x))
             sums = max(sums, (places // max(1, images) + 1) * taps)
-    return Sensitivity(total, sums)
+    return Sensitivity(total.clamp(max=1).round(decimals=6), sums)
 
 
 def _raise(total: Tensor, shares: Tensor, units: Tensor) -> None:

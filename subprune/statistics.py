@@ -9,7 +9,7 @@ without in :mod:`subprune.shifts`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +87,12 @@ class Statistics:
         """Indices [q] of the columns that stay when the units ``kept`` stay: theirs and the unit-less."""
         wanted = torch.tensor([-1, *(int(unit) for unit in kept)], device=self.units.device)
         return torch.isin(self.units, wanted).nonzero().flatten()
+
+    def without(self, gone: Tensor) -> Statistics:
+        """The same with some columns (gone: [d] bool) all zero; the target stays."""
+        on = (~gone).to(self.gram)
+        gram, cross = self.gram * on * on[:, None], self.cross * on[:, None]
+        return replace(self, gram=gram, cross=cross, sums=self.sums * on)
 
     def check_finite(self, where: str) -> None:
         """Raise a DataError naming ``where`` if a statistic is not finite."""

@@ -73,6 +73,7 @@ def walk(
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
     decisions: dict[str, Decision] = {}
+    gone: dict[int, Tensor] = {}
     for group in in_order(groups):
         started = time.perf_counter()
         tick("rank", group)
@@ -80,10 +81,11 @@ def walk(
         alone = method.form == "layer"  # then the pruned model's activations are never looked at
         mark = None if alone else _go_to(group, current)
         source = dense if alone else current
-        ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], mark)
+        ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
         decision, ranking = _decide(ranker, method)
         tick("reweight", group)
         _apply(ranker, decision, ranking, current, reweight)
+        _note_gone(gone, group, decision.kept)
         decision.seconds = time.perf_counter() - started
         decisions[group.name] = decision
     return Walk(decisions, current.tensors)
@@ -107,7 +109,7 @@ def rankers(
     for group in in_order(groups):
         tick("curve", group)
         mark = _go_to(group, dense)
-        yield Ranker(group, "layer", dense, dense, setting, None, mark)
+        yield Ranker(group, "layer", dense, dense, setting, start=mark)
 
 
 def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, Ranking]:
@@ -212,6 +214,15 @@ def _apply(ranker: Ranker, decision: Decision, ranking: Ranking, current: Run, r
     if mark is not None:
         mark.tensors, mark.override = current.tensors, current.override
         current.envs, current.position = mark.envs, mark.position
+
+
+def _note_gone(gone: dict[int, Tensor], group: Group, kept: Sequence[int]) -> None:
+    """Mark the inputs of the group's consumers that are removed: other groups may be read by the same layer."""
+    keep = torch.as_tensor(keep_mask(group, kept))
+    for consumer in group.consumers:
+        units = torch.as_tensor(consumer.columns)
+        off = (units >= 0) & ~keep[units.clamp(min=0)]
+        gone[consumer.use.op] = gone[consumer.use.op] | off if consumer.use.op in gone else off
 
 
 def _scale(group: Group, scale: Tensor, current: Run) -> None:
