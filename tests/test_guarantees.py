@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import reference as slow
@@ -18,6 +20,7 @@ from subprune.errors import OptionError
 from subprune.greedy import greedy
 from subprune.guarantees import group_guarantee, guarantees
 
+ROOT = Path(__file__).resolve().parent.parent
 SLACK = 1e-9
 CASES = [
     pytest.param(
@@ -259,3 +262,23 @@ def test_options_are_checked() -> None:
         guarantees(model, x, form="sequential")
     with pytest.raises(KeyError, match="groups are"):
         guarantees(model, x, budgets={"0": 2})["nothing"]
+
+
+def test_the_example_in_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(code, "docs/guarantees.md", "exec"), {})
+    assert "share of the best" in capsys.readouterr().out
+
+
+def test_float32_rule_of_the_table_script_is_that_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import guarantee_tables as script
+
+    assert len(script.read_paper()) == 49
+    generator = torch.Generator().manual_seed(0)
+    for decay in (0.3, 0.6, 0.9):
+        rows = torch.randn(5000, 30, generator=generator) * decay ** torch.arange(30.0)
+        gram = script.Gram(nn.Linear(30, 1), None)
+        gram.add(rows.double())
+        assert gram.float32_ratio()[0] == int(torch.linalg.matrix_rank(rows))
