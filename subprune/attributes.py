@@ -28,7 +28,10 @@ _WIDTHS_IF_NEEDED = {"embed_dim", "hidden_size", "dim", "d_model", "n_embd", "wi
 
 def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any) -> None:
     """Standard layers take their numbers from their tensors' new shapes, once all of these are cut."""
-    touched = {slot.tensor.rpartition(".")[0] for group, _ in keeps for slot in group.slots}
+    cut = {slot.tensor for group, _ in keeps for slot in group.slots}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    changed = {id(x) for name, x in named if name in cut}
+    touched = {name.rpartition(".")[0] for name, x in named if id(x) in changed}  # tied ones under all their names
     for name in sorted(touched):
         _sync_module(model.get_submodule(name))
         parent = name.rpartition(".")[0]
@@ -54,6 +57,8 @@ def _sync_bare_norms(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], prog
             module.normalized_shape = tuple(shape)
         elif isinstance(module, nn.GroupNorm) and module.weight is None:
             _set_group_norm(module, int(on.sum()))
+        elif isinstance(module, nn.modules.batchnorm._NormBase):  # batch × channels may be one dimension here
+            module.num_features = module.num_features * int(on.sum()) // on.size
 
 
 def _set_group_norm(module: nn.GroupNorm, channels: int) -> None:

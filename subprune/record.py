@@ -36,6 +36,48 @@ _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compa
 
 
 @contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever a forward run leaves behind on the modules (caches, computed weights) is taken off again.
+
+    Buffers that it wrote into are not; the runs here get copies of these.
+    """
+    tables = ("_parameters", "_buffers", "_modules")
+    saved = [(m, dict(vars(m)), {name: dict(vars(m)[name]) for name in tables}) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, contents in saved:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, entries in contents.items():
+                if vars(module)[name] != entries:
+                    vars(module)[name].clear()
+                    vars(module)[name].update(entries)
+
+
+@contextlib.contextmanager
+def follow(model: nn.Module, running: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that are running in a list; after an error it says where."""
+    names = {id(m): n for n, m in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        running.append(names.get(id(module), type(module).__name__))
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        running.pop()
+
+    hooks = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Borrow the model in eval mode; give every module its own mode back."""
     modes = [(m, m.training) for m in model.modules()]
@@ -50,14 +92,13 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 class _Recorder(TorchDispatchMode):
     """Writes down every operation that reaches the dispatcher."""
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, stack: list[str]) -> None:
         super().__init__()
         self.ops: list[Op] = []
         self.values: dict[int, Value] = {}
         self.current: dict[int, int] = {}  # id(tensor) → value id
         self.alive: list[Any] = []  # keeps ids of tensors unique
-        self.names = names  # id(module) → qualified name
-        self.stack: list[str] = []
+        self.stack = stack  # names of the modules that are running
         self.paused = 0
         self.pending = 0  # flops counted inside an operation recorded as a whole
 
@@ -115,12 +156,6 @@ class _Recorder(TorchDispatchMode):
 
         return call
 
-    def enter(self, module: nn.Module, args: Any) -> None:
-        self.stack.append(self.names.get(id(module), type(module).__name__))
-
-    def leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        self.stack.pop()
-
 
 class _Opaque:
     """A whole module as one operation."""
@@ -168,8 +203,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[str, str]) -> Program:
-    names = {id(m): n for n, m in model.named_modules()}
-    recorder = _Recorder(names)
+    running: list[str] = []
+    recorder = _Recorder(running)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state, aliases = _state(model)
     shadow = {n: _shadow(mode, t, fake) for n, t in state.items()}
@@ -179,7 +214,9 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
         recorder.add(x, "param" if name in parameters else "buffer", name)
     taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(unchanged(model))
         stack.enter_context(eval_mode(model))
+        stack.enter_context(follow(model, running))
         stack.enter_context(_patches(recorder, model, opaque))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
@@ -189,7 +226,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
         try:
             result = torch.func.functional_call(model, shadow, args, kwargs)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-            error.subprune_module = recorder.stack[-1] if recorder.stack else ""  # type: ignore[union-attr]
+            error.subprune_module = running[-1] if running else ""  # type: ignore[union-attr]
             raise
     outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]
     used = {v.name: v.id for v in recorder.values.values() if v.source in ("param", "buffer")}
@@ -233,13 +270,9 @@ def plain(result: Any) -> Any:
 
 @contextlib.contextmanager
 def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> Iterator[None]:
-    """Everything borrowed while recording: module hooks, two functions, and the attention fast path."""
+    """Everything borrowed while recording: two functions, opaque modules, and the attention fast path."""
     originals = {name: getattr(F, name) for name in _WHOLE}
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    hooks = [
-        nn.modules.module.register_module_forward_pre_hook(recorder.enter),
-        nn.modules.module.register_module_forward_hook(recorder.leave),
-    ]
     replaced = [(model.get_submodule(name), name, reason) for name, reason in opaque.items()]
     own = {name: {k: x for k, x in vars(m).items() if k == "forward"} for m, name, _ in replaced}
     try:
@@ -255,8 +288,6 @@ def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -
             vars(module).update(own[name])
         for name, function in originals.items():
             setattr(F, name, function)
-        for hook in hooks:
-            hook.remove()
         torch.backends.mha.set_fastpath_enabled(fastpath)
 
 

@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from subprune.attributes import sync_attributes, sync_modules
 from subprune.errors import StructureError
 from subprune.masking import Keep, keep_mask, mask
 from subprune.program import Inputs, flat_tensors
-from subprune.record import eval_mode, plain
+from subprune.record import eval_mode, follow, plain, unchanged
 from subprune.structure import Group, Structure
 
-__all__ = ["cut", "cut_in_place", "prove", "set_tensor"]
+__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensor"]
 
 
 def cut(
@@ -29,9 +30,15 @@ def cut(
     structure's ``program`` to have tied parameters and norms without parameters follow as well.
     """
     keep = keep_mask(group, kept)
-    target = model if inplace else copy.deepcopy(model)
+    target = model if inplace else duplicate(model)
     cut_in_place(target, [(group, keep)], program)
     return target
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy; tensors that a forward run left on modules (old-style weight norm) are copied as data."""
+    left = {id(x): x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf}
+    return copy.deepcopy(model, {i: x.detach().clone() for i, x in left.items()})
 
 
 def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any, *, eager: bool = False) -> None:
@@ -91,24 +98,47 @@ def prove(
     Raises `StructureError` with the name of the group and the operation that broke it. The model given is
     not touched.
     """
+    return prove_how(model, structure, kept, inputs, tolerance)[0]
+
+
+def prove_how(
+    model: nn.Module,
+    structure: Structure,
+    kept: Mapping[str, Sequence[int]],
+    inputs: Inputs,
+    tolerance: float = 1e-5,
+) -> tuple[nn.Module, bool]:
+    """`prove`, and whether widths that hand-written modules keep about themselves had to change (``eager``)."""
     expected = mask(model, structure, kept)(inputs)
-    problem: Exception | str = "no attempt was made"
+    problem = ""
     for eager in (False, True):
-        small = copy.deepcopy(model)
+        small = duplicate(model)
         keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
         cut_in_place(small, keeps, structure.program, eager=eager)
         try:
             problem = _difference(expected, _outputs(small, inputs), tolerance)
-        except Exception as error:
-            problem = error
+        except StructureError as error:
+            problem = str(error)
         if not problem:
-            return small
+            return small, eager
     raise StructureError(_broken(structure, kept, problem))
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    with eval_mode(model), torch.no_grad():
-        return flat_tensors(plain(model(*inputs[0], **inputs[1])))
+    """Outputs of one run in eval mode that leaves neither the model nor the inputs changed."""
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+    buffers = {name: x.clone() for name, x in model.named_buffers()}
+    running: list[str] = []
+    try:
+        with unchanged(model), eval_mode(model), follow(model, running), torch.no_grad():
+            return flat_tensors(plain(torch.func.functional_call(model, buffers, args, kwargs)))
+    except Exception as error:
+        where = repr(running[-1]) if running and running[-1] else "the model's own forward"
+        raise StructureError(f"in {where}: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str:
@@ -125,10 +155,8 @@ def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: 
     return ""
 
 
-def _broken(structure: Structure, kept: Mapping[str, Sequence[int]], problem: Exception | str) -> str:
-    text = str(problem).strip().split("\n")[0]
+def _broken(structure: Structure, kept: Mapping[str, Sequence[int]], problem: str) -> str:
     names = ", ".join(repr(n) for n in kept)
-    kind = f"{type(problem).__name__}: " if isinstance(problem, Exception) else ""
     ops = sorted({structure.program.ops[n.op].where for name in kept for n in structure[name].narrowings})
     where = f" (norms or means on the way: {', '.join(ops[:3])})" if ops else ""
-    return f"group {names} cannot be cut: {kind}{text}{where}; the model was left as it is"
+    return f"group {names} cannot be cut: {problem}{where}; the model was left as it is"

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subprune.program import Program
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
 from subprune.structure.labels import Dim, Ids
 
-__all__ = ["Builder", "Labelled", "SlotKey", "owner"]
+__all__ = ["Builder", "Labelled", "SlotKey", "layer", "owner"]
 
 SlotKey = tuple[str, int]  # parameter or buffer, dimension
 
@@ -19,6 +20,12 @@ SlotKey = tuple[str, int]  # parameter or buffer, dimension
 def owner(tensor: str) -> str:
     """The module that holds a parameter; of a reparametrised one, the layer itself."""
     return tensor.partition(".parametrizations.")[0] if ".parametrizations." in tensor else tensor.rpartition(".")[0]
+
+
+def layer(program: Program, tensor: str, op: int) -> str:
+    """The layer that uses a weight: of a tied one, the one that was running."""
+    module = program.ops[op].module
+    return module if any(owner(a) == module for a, b in program.aliases.items() if b == tensor) else owner(tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +107,7 @@ class Builder:
         slots = tuple(self._slot(g, key) for key in self.members[g])
         uses = [u for key in self.members[g] for u in self.consumers.get(key, ())]
         consumers = tuple(self._consumer(g, u) for u in sorted(uses, key=lambda u: u.op))
-        producers = tuple(dict.fromkeys(owner(k[0]) for k in made))
+        producers = tuple(dict.fromkeys(layer(self.flow.program, k[0], self.producers[k]) for k in made))
         readers = {c.name for c in consumers}
         others = dict.fromkeys(owner(s.tensor) for s in slots)
         followers = tuple(m for m in others if m not in producers and m not in readers)
@@ -133,7 +140,7 @@ class Builder:
         units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
         op = self.flow.program.ops[use.op]
         groups = int(op.args[8]) if use.kind.startswith("conv") else 1
-        return Consumer(owner(use.weight), use, units, groups, self._obstacle(use))
+        return Consumer(layer(self.flow.program, use.weight, use.op), use, units, groups, self._obstacle(use))
 
     def _obstacle(self, use: Use) -> str:
         """Why least squares cannot rewrite the weight; empty if it can."""
@@ -162,7 +169,7 @@ class Builder:
         """Whether something made from the units is added to them again: a residual stream."""
         starts = {c.use.op for c in consumers}
         ends = {u.op for u in self.flow.uses if (u.weight, u.out_dim) in made}
-        if len(made) < 2 or not starts or min(starts) > max(ends, default=-1):
+        if not starts or min(starts) > max(ends, default=-1):
             return False
         reached: set[int] = set()  # values computed from what a consumer made
         back: set[int] = set()  # of these, the ones that carry units of the group again
@@ -171,10 +178,10 @@ class Builder:
             others = [v for v in op.inputs if v not in back] if returned and op.kind in ("add", "sub") else []
             if any(self.labelled.carries(v, g) for v in others):
                 return True
-            hit = any(v in reached for v in op.inputs)
+            hit = op.index in starts or any(v in reached for v in op.inputs)
             if (hit and op.index in ends) or (returned and self.labelled.carries(op.outs[0], g)):
                 back.update(op.outs)
-            if hit or op.index in starts:
+            if hit:
                 reached.update(op.outs)
         return False
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from subprune.record import Program, as_inputs, record
 from subprune.structure import rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
-from subprune.structure.build import Builder, Labelled, SlotKey, owner
+from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Structure
 from subprune.structure.labels import Ids, components
@@ -71,16 +71,16 @@ def _group_labels(flow: Flow, root: Ids, frozen: Ids, producers: dict[SlotKey, i
 def _refusals(flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]) -> dict[str, str]:
     """Layers none of whose outputs can go, each with the first reason found."""
     refused: dict[str, str] = {}
-    values = flow.program.values
-    hidden = [  # weights that no known operation makes units with
-        (name, dim)
-        for (name, dim) in flow.slots
-        if len(values[flow.program.tensors[name]].shape) > 1 and not any((name, d) in producers for d in (0, 1))
-    ]
-    for key in [*sorted(producers, key=lambda k: producers[k]), *hidden]:
-        units = root[flow.slots[key]].tolist()
+    made = {name for name, _ in producers}
+    hidden: dict[str, list[int]] = defaultdict(list)  # weights that no known operation makes units with
+    for (name, _), ids in flow.slots.items():
+        if name not in made and flow.program.values[flow.program.tensors[name]].source == "param":
+            hidden[name] += root[ids].tolist()
+    found = [(layer(flow.program, k[0], op), root[flow.slots[k]].tolist()) for k, op in producers.items()]
+    found += [(owner(n), u) for n, u in hidden.items() if len(flow.shape(flow.program.tensors[n])) > 1]
+    for name, units in found:
         if units and all(u in reasons for u in units):
-            refused.setdefault(owner(key[0]), reasons[units[0]])
+            refused.setdefault(name, reasons[units[0]])
     for name, why in flow.program.opaque.items():
         refused[name] = why
     return refused

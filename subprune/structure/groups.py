@@ -82,7 +82,7 @@ class Group:
         if self.n_units < 2:
             return "has a single unit"
         if not self.consumers:
-            return "no layer reads it"
+            return "no layer with a weight of its own reads it"
         if not self.reweightable:
             return f"its consumers cannot be reweighted: {self.consumers[0].obstacle}"
         return ""

@@ -160,6 +160,8 @@ def batch_norm(flow: Flow, op: Op) -> None:
     met = [dims[1]] + [flow.dims(v)[0] for a in op.args[1:5] if (v := ref(a)) is not None]
     dims[1] = flow.match(op, met, _INPUT)
     flow.put(op.outs[0], dims)
+    if len(met) == 1:  # no tensor of the module's follows: note the length here
+        flow.reduce(op, x, [1])
 
 
 @rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
@@ -231,6 +233,15 @@ def reduction(flow: Flow, op: Op) -> None:
     result = [None if i in over else d for i, d in enumerate(dims) if kept or i not in over]
     for vid in op.outs:
         flow.put(vid, result)
+
+
+@rule("_weight_norm_interface", "_weight_norm")
+def weight_norm(flow: Flow, op: Op) -> None:
+    """A filter is scaled by its own length: it would change if inputs of it were cut."""
+    dims = flow.dims(op.inputs[0])
+    for dim in dims:
+        flow.freeze(op, dim, "is weight-normed: merge it first with torch.nn.utils.remove_weight_norm(module)")
+    flow.put(op.outs[0], dims)
 
 
 @rule("new_zeros", "new_ones", "new_full", "zeros", "ones", "full", "scalar_tensor")

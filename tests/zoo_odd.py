@@ -1,0 +1,201 @@
+"""Networks of the zoo that share, hide, reparametrise or branch."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+
+class Twice(nn.Module):
+    """The same middle layer is applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        return self.last(F.relu(self.middle(F.relu(self.middle(x)))))
+
+
+class SharedHead(nn.Module):
+    """One head reads two features in turn: it can be cut, but not refitted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.left(x))) - self.head(torch.tanh(self.right(x)))
+
+
+class Autoencoder(nn.Module):
+    """Decoder weights are the encoder's, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.code = nn.Linear(6, 10), nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.code(F.relu(self.hidden(x)))
+        y = F.relu(F.linear(z, self.code.weight.t()))
+        return F.linear(y, self.hidden.weight.t())
+
+
+def weight_normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.ReLU(),
+        parametrizations.weight_norm(nn.Conv2d(6, 5, 3)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 16, 7),
+        nn.ReLU(),
+        nn.Linear(7, 3),
+    )
+
+
+def spectral_normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(), parametrizations.spectral_norm(nn.Linear(6, 7)), nn.ReLU(), nn.Linear(7, 9),
+        nn.ReLU(), nn.Linear(9, 2),
+    )  # fmt: skip
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 5)
+        self.lstm = nn.LSTM(5, 7, batch_first=True)
+        self.fc3, self.fc4 = nn.Linear(7, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.lstm(self.fc2(F.relu(self.fc1(x))))
+        return self.fc4(F.relu(self.fc3(y[:, -1])))
+
+
+class Branch(nn.Module):
+    """Looks at the values to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if x.sum() > 0 else self.b(x)
+
+
+class Branching(nn.Module):
+    """The branch sits in a submodule: the rest stays prunable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.branch = nn.Linear(4, 6), nn.Linear(6, 5), Branch()
+        self.fc3, self.fc4 = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.branch(self.fc2(F.relu(self.fc1(x))))
+        return self.fc4(F.relu(self.fc3(y)))
+
+
+class BranchingRoot(nn.Module):
+    """The model's own forward branches: nothing can be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x))
+        return self.fc2(y if y.mean() > 0 else -y)
+
+
+class Unknown(nn.Module):
+    """An operation without a rule in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cummax(self.fc2(F.relu(self.fc1(x))), dim=1).values
+        return self.fc3(y)
+
+
+class MovingAverage(nn.Module):
+    """Keeps a running buffer that it writes in place, as some losses and quantisers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x))
+        self.seen.mul_(0.9).add_(0.1 * y.mean(0))
+        return self.fc2(y - self.seen)
+
+
+class OldWeightNorm(nn.Module):
+    """Weight norm by a hook, as before parametrisations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc3, self.fc4 = nn.Linear(4, 6), nn.Linear(5, 7), nn.Linear(7, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.fc2 = nn.utils.weight_norm(nn.Linear(6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc4(F.relu(self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))))
+
+
+class Experts(nn.Module):
+    """All experts as one parameter, mixed by a gate: each hidden unit goes from all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.gate = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.up, self.down = nn.Parameter(torch.randn(3, 6, 8)), nn.Parameter(torch.randn(3, 8, 6))
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.inp(x))
+        gates = self.gate(y).softmax(-1)
+        z = torch.einsum("nd,edh->neh", y, self.up).relu()
+        z = torch.einsum("neh,ehd->ned", z, self.down)
+        return self.out((z * gates[..., None]).sum(1))
+
+
+class DictOutput(nn.Module):
+    """Several outputs in a dict; an intermediate one cannot go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> dict[str, Tensor]:
+        h = F.relu(self.fc1(x))
+        y = self.fc2(h)
+        return {"features": y, "logits": self.fc3(F.relu(y)) * (1 if scale is None else scale)}
+
+
+class Inplace(nn.Module):
+    """In-place activations, additions and writes into slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.fc4, self.fc5 = nn.Linear(3, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        y = F.relu(self.fc1(x), inplace=True)
+        y += self.fc2(y)
+        z = self.fc3(y)
+        z[:, 0] = 1.0
+        return self.fc5(F.silu(self.fc4(z), inplace=True))
