@@ -109,15 +109,18 @@ class Spans:
 
     @cached_property
     def overlaps(self) -> Tensor:
-        """[live, live]: upper bounds on the spectral norms of the blocks of G̃, zero on the diagonal."""
-        place = torch.searchsorted(torch.tensor(self.live), self.units)
-        member = torch.zeros(len(self.live), len(self.units), dtype=torch.float64)
-        member[place, torch.arange(len(place))] = 1.0
-        frobenius = (member @ self.gram.square() @ member.T).sqrt()
-        rows = member @ self.gram.abs()  # [live, q]: absolute column sums within each block
+        """[live, live]: spectral norms of the blocks of G̃ (cosines of the least angles), zero on the diagonal."""
         sizes = self.units.unique(return_counts=True)[1].tolist()
-        peak = torch.stack([part.amax(1) for part in rows.split(sizes, 1)], 1)  # ‖block‖₁; ‖block‖_∞ is its transpose
-        return torch.minimum(frobenius, (peak * peak.T).sqrt()).fill_diagonal_(0.0)
+        widest, n = max(sizes), len(sizes)
+        within = torch.cat([torch.arange(size) for size in sizes])
+        slots = torch.repeat_interleave(torch.arange(n), torch.tensor(sizes)) * widest + within
+        found = torch.zeros(n, n, dtype=torch.float64)
+        for i, rows in enumerate(self.gram.split(sizes)):
+            blocks = rows.new_zeros(n * widest, len(rows))
+            blocks[slots] = rows.T
+            blocks = blocks.view(n, widest, len(rows))
+            found[i] = torch.linalg.eigvalsh(blocks.mT @ blocks)[:, -1].clamp_min(0).sqrt()
+        return torch.maximum(found, found.T).fill_diagonal_(0.0)
 
 
 def spans(stats: Statistics) -> Spans:
