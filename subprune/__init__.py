@@ -1,12 +1,29 @@
 """One-shot structured pruning by submodular optimisation."""
 
-from subprune.api import Result, prune
+from subprune.api import prune
+from subprune.forecast import Forecast
 from subprune.masking import mask
 from subprune.methods import METHODS, Ranker, Ranking, method
+from subprune.report import Report
+from subprune.result import Result
 from subprune.storage import load, save
 from subprune.structure import find_groups
 from subprune.surgery import cut
 
 __version__ = "0.1.0"
 
-__all__ = ["METHODS", "Ranker", "Ranking", "Result", "cut", "find_groups", "load", "mask", "method", "prune", "save"]
+__all__ = [
+    "METHODS",
+    "Forecast",
+    "Ranker",
+    "Ranking",
+    "Report",
+    "Result",
+    "cut",
+    "find_groups",
+    "load",
+    "mask",
+    "method",
+    "prune",
+    "save",
+]

@@ -5,53 +5,49 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
 
-from subprune import budget, measure
+from subprune import budget
 from subprune.batchnorm import recalibrate
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
 from subprune.data import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
+from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
-from subprune.options import Options
-from subprune.plan import GroupPlan, Plan
+from subprune.options import Options, named_options
 from subprune.progress import Step, progress_bar
-from subprune.report import Report
-from subprune.storage import describe_inputs
-from subprune.structure import Group
-from subprune.surgery import prove, set_tensor
-from subprune.walk import Decision, Walk, in_order, walk
+from subprune.result import Result, make_result
+from subprune.surgery import prove_how, set_tensor
+from subprune.walk import Walk, in_order, walk
 
-__all__ = ["Result", "prune"]
+__all__ = ["Result", "check_model", "prune"]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The smaller model, the plan that made it, and what was measured."""
-
-    model: nn.Module
-    plan: Plan
-    report: Report
-
-    def __repr__(self) -> str:
-        return str(self.report)
+@overload
+def prune(model: nn.Module, data: Any, *, dry_run: Literal[True], **options: Any) -> Forecast: ...
 
 
+@overload
+def prune(model: nn.Module, data: Any, *, dry_run: Literal[False] = False, **options: Any) -> Result: ...
+
+
+@named_options
 def prune(
     model: nn.Module,
     data: Any,
     *,
-    method: str = "asym-in-change",
-    budgets: Mapping[str, int] | None = None,
-    keep: float | None = None,
     compression: float | None = None,
     speedup: float | None = None,
+    params: str | float | None = None,
+    flops: str | float | None = None,
+    keep: float | None = None,
+    budgets: Mapping[str, int] | None = None,
+    method: str = "asym-in-change",
     allocate: str | None = None,
     reweight: bool = True,
     epsilon: float | None = None,
@@ -64,25 +60,51 @@ def prune(
     n_samples: int | None = 512,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
+    time_calls: bool = False,
+    dry_run: bool = False,
     progress: bool | Callable[[Step], None] | None = None,
-) -> Result:
-    """A smaller model that does what `model` does on inputs like `data`.
+) -> Result | Forecast:
+    """A smaller model that does what `model` does on inputs like `data`. The model given is not changed.
 
-    Give one target: ``compression=2`` (half the parameters), ``speedup=2`` (half the FLOPs), ``keep=0.5``
-    (half the units of every group) or ``budgets={"conv1": 3}`` (units by group). `data` needs no labels: a
-    tensor, a DataLoader, or an iterable of tensors, tuples or dicts. The model given is not changed.
-    `allocate` is the budget rule: "error", "uniform", "equal-accuracy" (labelled `verify_data`),
-    "equal-agreement", "score" or "sampling"; the method's own, or "error", unless given. Accuracy curves are
-    kept in the folder `cache` and used again for other targets. ``batchnorm="recalibrate"`` takes BatchNorm
-    statistics anew on `data`, at the end. `train_data` is the labelled pool of ``layer-greedy-fs-fd``.
+    `data` needs no labels: a tensor, a DataLoader, or an iterable of tensors, tuples or dicts; the first
+    `n_samples` are used. `forward` turns an item into the model's arguments where that does not fit.
+
+    Args:
+        model: any trained `torch.nn.Module` in float32 or float64.
+        data: a few hundred inputs like those the model will see.
+        compression: target: parameters before / after. Give exactly one target.
+        speedup: target: FLOPs before / after.
+        params: target: parameters left, a number or a share such as ``"50%"``.
+        flops: target: FLOPs left for one input, a number or a share such as ``"50%"``.
+        keep: target: fraction of the units of every group.
+        budgets: target: units to keep, by group; groups that are not named stay whole.
+        method: who chooses the units; see ``subprune methods``.
+        allocate: how the target is shared out over the groups: "error", "uniform", "equal-accuracy"
+            (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or "error".
+        reweight: rewrite the weights of what reads the units, by least squares.
+        epsilon: between 0 and 1 for stochastic greedy.
+        patches: "all", or "random" patches of each image.
+        batchnorm: "recalibrate" takes BatchNorm statistics anew on `data`, at the end.
+        train_data: the labelled pool of ``layer-greedy-fs-fd``.
+        verify_data: labelled data for "equal-accuracy", and for the accuracy in the report.
+        cache: folder for accuracy curves, which are used again for other targets and after a break.
+        round_to: numbers of units are multiples of this (8 or 16 suit most hardware).
+        n_samples: how many inputs are used; None takes all.
+        forward: function from an item of `data` to the model's arguments.
+        seed: of everything random.
+        time_calls: measure the latency of both models for the report.
+        dry_run: return a `Forecast` of what would go and what it would cost; nothing is pruned.
+        progress: None (a bar where somebody looks), True, False, or a function that gets every `Step`.
+
+    Returns:
+        A `Result` with the smaller model, the plan and the report; a `Forecast` with ``dry_run=True``.
     """
-    chosen = find_method(method)
-    rule = allocate or chosen.allocate or "error"
     options = Options(
-        method, rule, budgets, keep, compression, speedup, reweight, epsilon, patches, batchnorm, round_to,
-        n_samples, seed,
+        method=method, allocate=allocate, budgets=budgets, keep=keep, compression=compression, speedup=speedup,
+        params=params, flops=flops, reweight=reweight, epsilon=epsilon, patches=patches, batchnorm=batchnorm,
+        round_to=round_to, n_samples=n_samples, seed=seed,
     )  # fmt: skip
-    started = time.perf_counter()
+    chosen, started = find_method(method), time.perf_counter()
     check_model(model)
     taken = batches(data, model, n_samples, forward=forward)
     calibration = Calibration.of(model, taken)
@@ -95,19 +117,25 @@ def prune(
     with progress_bar(2 * len(groups), progress) as tick:
         demand = Demand(
             calibration, groups, chosen, Rounding(round_to), reweight, budgets, keep, compression, speedup, choices,
-            verify, None if cache is None else Path(cache), lambda _, g: tick(f"curve of {g.name}"),
+            verify, None if cache is None else Path(cache), lambda _, g: tick(f"curve of {g.name}"), params, flops,
         )  # fmt: skip
-        counts = budget.allocate(demand, rule)
+        if dry_run:
+            return forecast(demand, options.rule)
+        demand.check()
+        counts = budget.allocate(demand, options.rule)
         left = [g for g in groups if g.name in counts]
         done = walk(
             calibration, left, chosen, counts, reweight=reweight, **choices,
             tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
         )  # fmt: skip
-    small = _realise(calibration, done)
+    small, eager = _realise(calibration, done)
     if batchnorm == "recalibrate":
         layers = recalibrate(small, taken)
         done.notes.append(f"BatchNorm statistics taken anew in {len(layers)} layers")
-    return _result(calibration, small, left, done, options, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return make_result(
+        calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify, time_calls=time_calls
+    )
 
 
 def check_model(model: nn.Module) -> None:
@@ -131,7 +159,7 @@ def _reasons(calibration: Calibration) -> str:
     return "; ".join(shown[:5]) or "it has no layers with parameters that feed another"
 
 
-def _realise(calibration: Calibration, done: Walk) -> nn.Module:
+def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
     """Write the new weights into a copy, cut it, and check it against the masked twin."""
     full = copy.deepcopy(calibration.model)
     kept = {name: d.kept for name, d in done.decisions.items()}
@@ -139,41 +167,4 @@ def _realise(calibration: Calibration, done: Walk) -> nn.Module:
     for name in weights:
         set_tensor(full, name, done.tensors[name])
     first: Batch = calibration.batches[0]
-    return prove(full, calibration.structure, kept, first.inputs)
-
-
-def _result(
-    calibration: Calibration, small: nn.Module, groups: list[Group], done: Walk, options: Options, seconds: float
-) -> Result:
-    first = calibration.batches[0].inputs
-    parts = tuple(_group_plan(g, done.decisions[g.name]) for g in groups)
-    plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first))
-    dense = calibration.model
-    report = Report(
-        plan,
-        (measure.count_parameters(dense), measure.count_parameters(small)),
-        (measure.count_flops(dense, first), measure.count_flops(small, first)),
-        sum(b.size for b in calibration.batches),
-        seconds,
-        float("nan"),
-        dict(calibration.structure.refused),
-        tuple(done.notes),
-    )
-    return Result(small, plan, report)
-
-
-def _group_plan(group: Group, decision: Decision) -> GroupPlan:
-    return GroupPlan(
-        group.name,
-        group.kind,
-        group.n_units,
-        decision.kept,
-        tuple(c.name for c in group.consumers),
-        decision.order,
-        decision.errors,
-        decision.error,
-        decision.dependent,
-        sum(s.rank for s in decision.solves),
-        sum(s.columns for s in decision.solves),
-        decision.seconds,
-    )
+    return prove_how(full, calibration.structure, kept, first.inputs)

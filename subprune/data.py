@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import DataError
 from subprune.record import Inputs
 
-__all__ = ["Batch", "batches", "signature"]
+__all__ = ["Batch", "batches", "fingerprint", "signature"]
 
 _LABEL_KEYS = ("labels", "label", "target", "targets")
 CHUNK = 128  # a single tensor is worked through in batches of this many samples
@@ -159,3 +160,16 @@ def signature(inputs: Inputs) -> tuple[Any, ...]:
     flat, spec = tree_flatten(inputs)
     parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
     return (str(spec), *parts)
+
+
+def fingerprint(batches: Sequence[Batch]) -> str:
+    """A hash of all inputs, to tell later whether a result was made with the same data."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        for x in tree_flatten(batch.inputs)[0]:
+            if isinstance(x, Tensor):
+                digest.update(f"{tuple(x.shape)}{x.dtype}".encode())
+                digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            else:
+                digest.update(repr(x).encode() if isinstance(x, str | int | float | bool | None) else b"object")
+    return digest.hexdigest()[:32]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from subprune.batchnorm import BATCHNORM
 from subprune.budget.allocate import RULES
+from subprune.budget.target import amount
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.methods import find_method
 from subprune.registry import PATCHES
 
-__all__ = ["Options"]
+__all__ = ["TARGETS", "Options", "named_options"]
+
+TARGETS = ("compression", "speedup", "params", "flops", "keep", "budgets")
+
+
+def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Unknown keywords are refused with the nearest known one, instead of Python's bare TypeError."""
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in known and name not in ("model", "data"):
+                raise OptionError(f"unknown option {name!r}: {closest(name, known)}allowed are {', '.join(known)}")
+        return function(*args, **options)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -20,28 +39,33 @@ class Options:
     """See `subprune.prune` for what each one means."""
 
     method: str
-    allocate: str
+    allocate: str | None = None  # None: the method's own rule, or "error"
     budgets: Mapping[str, int] | None = None
     keep: float | None = None
     compression: float | None = None
     speedup: float | None = None
+    params: str | float | None = None
+    flops: str | float | None = None
     reweight: bool = True
     epsilon: float | None = None
     patches: str = "all"
     batchnorm: str = "keep"
     round_to: int = 1
+    only: str | Sequence[str] | None = None
+    ignore: str | Sequence[str] | None = None
     n_samples: int | None = 512
     seed: int = 0
 
     def __post_init__(self) -> None:
         find_method(self.method)
         self._check_targets()
-        choices = {"allocate": tuple(RULES), "patches": PATCHES, "batchnorm": BATCHNORM}
+        choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*RULES, None)}
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
-                near = closest(str(value), allowed)
-                raise OptionError(f"{name}={value!r}: {near}allowed are {', '.join(allowed)}")
+                words = [a for a in allowed if a is not None]
+                raise OptionError(f"{name}={value!r}: {closest(str(value), words)}allowed are {', '.join(words)}")
+        self._check_contradictions()
         if self.epsilon is not None and not 0 < self.epsilon < 1:
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
         if isinstance(self.round_to, bool) or not isinstance(self.round_to, int) or self.round_to < 1:
@@ -49,17 +73,41 @@ class Options:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise OptionError(f"seed must be an integer, got {self.seed!r}")
 
+    @property
+    def rule(self) -> str:
+        """The budget rule that is used."""
+        return self.allocate or find_method(self.method).allocate or "error"
+
     def _check_targets(self) -> None:
-        targets = {k: getattr(self, k) for k in ("budgets", "keep", "compression", "speedup")}
-        given = [k for k, v in targets.items() if v is not None]
+        given = [k for k in TARGETS if getattr(self, k) is not None]
         if len(given) != 1:
             said = f"got {' and '.join(given)}" if given else "got none"
-            raise OptionError(f"give exactly one target of {', '.join(targets)}; {said}")
+            raise OptionError(f"give exactly one target of {', '.join(TARGETS)}; {said}")
         for name in ("compression", "speedup"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
                 raise BudgetError(f"{name} must be a ratio of at least 1 (before / after), got {value!r}")
+        for name in ("params", "flops"):
+            if getattr(self, name) is not None:
+                amount(name, getattr(self, name), 1)
+        if self.budgets is not None and not isinstance(self.budgets, Mapping):
+            raise BudgetError(f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}")
+
+    def _check_contradictions(self) -> None:
+        """Options that would be ignored silently are refused."""
+        if self.allocate is None:
+            return
+        if self.budgets is not None:
+            raise OptionError(
+                f"budgets= says how many units each group keeps, so there is nothing for allocate={self.allocate!r} "
+                "to share out; leave one of them away"
+            )
+        if self.keep is not None and self.allocate not in ("uniform", "score"):
+            raise OptionError(
+                f"keep={self.keep!r} keeps the same fraction of every group, so allocate={self.allocate!r} has no say; "
+                "leave allocate away, or ask for compression= or speedup= instead"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self)
+        return {**asdict(self), "allocate": self.rule}

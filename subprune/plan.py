@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["GroupPlan", "Plan"]
+__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of"]
+
+HISTORY = "subprune_history"
+"""Attribute of a pruned model with the stored plans of all its prunings; it survives copying and fine-tuning."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class GroupPlan:
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it
     seconds: float = 0.0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors that are cut, before the cut
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class Plan:
 
     method: str
     options: dict[str, Any]
-    groups: tuple[GroupPlan, ...] = field(default_factory=tuple)
+    groups: tuple[GroupPlan, ...] = ()
     inputs: dict[str, Any] = field(default_factory=dict)  # shapes of the inputs the model was recorded with
+    eager: bool = False  # whether widths that hand-written modules keep about themselves were changed too
+    data: str = ""  # fingerprint of the calibration inputs
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
@@ -47,10 +52,19 @@ class Plan:
         return {g.name: len(g.kept) for g in self.groups}
 
     def to_stored(self) -> dict[str, Any]:
-        """What a file needs to be loaded again, and what was measured."""
-        return {"kept": self.kept, "inputs": self.inputs, "method": self.method, "options": self.options,
-                "errors": {g.name: g.error if math.isfinite(g.error) else None for g in self.groups}}  # fmt: skip
+        """What it takes to make the same cut in a fresh model."""
+        groups = {
+            g.name: {"kind": g.kind, "units": g.units, "kept": list(g.kept),
+                     "shapes": {n: list(s) for n, s in g.shapes.items()}}
+            for g in self.groups
+        }  # fmt: skip
+        return {"method": self.method, "groups": groups, "inputs": self.inputs, "eager": self.eager, "data": self.data}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
+
+
+def history_of(model: object) -> tuple[dict[str, Any], ...]:
+    """The stored plans of everything `prune` and `load` did to this model, first to last."""
+    return tuple(getattr(model, HISTORY, ()))

@@ -1,16 +1,15 @@
 """Saving a pruned model and loading it again: safetensors, with the plan as JSON in the metadata.
 
-Nothing is ever unpickled. Loading takes the original, unpruned model, cuts it as the plan says and fills in
-the saved tensors; a file that does not fit leaves the model as it was.
+Nothing is ever unpickled. Loading takes the original, unpruned model, cuts a copy of it as the plan says and
+fills in the saved tensors. Everything in the file is compared with the model first: names, shapes, numbers of
+units, checksums. The model given is never changed.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
-import os
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,102 +19,201 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from subprune.errors import DataError, SubpruneError
+from subprune.files import write_atomic
 from subprune.masking import keep_mask
-from subprune.record import Inputs, record
+from subprune.plan import HISTORY, history_of
+from subprune.record import Inputs, as_inputs, record
+from subprune.shapes import describe_inputs, empty_inputs
 from subprune.structure import analyse
-from subprune.surgery import cut_in_place
+from subprune.surgery import cut_in_place, duplicate
 
 if TYPE_CHECKING:
-    from subprune.api import Result
+    from subprune.result import Result
 
-__all__ = ["load", "save", "write_atomic"]
+__all__ = ["describe_inputs", "load", "read_report", "save", "write_atomic"]
 
-FORMAT = "subprune-1"
+FORMAT = "subprune-2"
+_KNOWN_FORMATS = (FORMAT,)
+_MOST_STEPS = 64
 
 
-def save(result: Result, path: str | Path) -> Path:
-    """Write the pruned model and its plan to one ``.safetensors`` file, all or nothing."""
-    plan = json.dumps(result.plan.to_stored(), sort_keys=True)
-    metadata = {"format": FORMAT, "plan": plan, "sha256": _digest(plan), "torch": torch.__version__}
-    state = {name: x.detach().cpu().contiguous() for name, x in _unique_state(result.model).items()}
+def save(result: Result | nn.Module, path: str | Path) -> Path:
+    """Write a pruned model to one ``.safetensors`` file, all or nothing.
+
+    Give the result of `prune`, or the pruned model itself, for instance after fine-tuning.
+    """
+    from subprune.result import library_versions
+
+    model = result if isinstance(result, nn.Module) else result.model
+    history = history_of(model)
+    if not history:
+        raise DataError(
+            f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to save with it; "
+            "save its state_dict instead"
+        )
+    state = {name: x.detach().cpu().contiguous() for name, x in _state(model).items()}
+    plan = {
+        "model": type(model).__name__,
+        "steps": list(history),
+        "versions": library_versions(),
+        "tensors": {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()},
+        "content": _digest_tensors(state),
+    }
+    texts = {"plan": json.dumps(plan, sort_keys=True)}
+    if not isinstance(result, nn.Module):
+        texts["report"] = json.dumps(result.report.to_dict())
+    metadata = {"format": FORMAT, **texts, "sha256": _digest(texts)}
     return write_atomic(Path(path), to_bytes(state, metadata))
 
 
-def load(model: nn.Module, path: str | Path) -> nn.Module:
+def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Module:
     """The pruned model saved at `path`, made from `model`, a fresh instance of the original network.
 
-    `model` itself is not changed, whatever happens.
+    `model` itself is not changed, whatever happens. `example` is an example input, needed only for models
+    whose inputs are objects that cannot be described in a file.
     """
+    if not isinstance(model, nn.Module):
+        raise DataError(f"load needs an instance of the original model, got {type(model).__name__}")
     path = Path(path)
-    metadata, state = _read(path)
+    metadata, state = _read(path, tensors=True)
     plan = _plan(path, metadata)
-    small = copy.deepcopy(model)
-    try:
-        structure = analyse(record(small, _inputs(plan["inputs"])))
-        keeps = [(structure[name], keep_mask(structure[name], kept)) for name, kept in plan["kept"].items()]
-        cut_in_place(small, keeps, structure.program)
-    except (SubpruneError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        raise DataError(f"{path.name} was not saved from this kind of model ({type(model).__name__}): {error}") from error
+    _check_content(path, plan, state)
+    small = duplicate(model)
+    for number, step in enumerate(plan["steps"]):
+        try:
+            _replay(small, step, example)
+        except (SubpruneError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+            which = f"step {number + 1} of its plan: " if len(plan["steps"]) > 1 else ""
+            raise DataError(
+                f"{path.name} was not saved from this kind of model ({type(model).__name__}, the file has a pruned "
+                f"{plan['model']}): {which}{_words(error)}"
+            ) from error
     _fill(small, state, path)
+    setattr(small, HISTORY, tuple(plan["steps"]))
     return small
 
 
-def write_atomic(path: Path, content: bytes) -> Path:
-    """Write a file so that it is either there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
+def read_report(path: str | Path) -> str:
+    """The report stored in a saved model, as JSON text; no tensors are read."""
+    path = Path(path)
+    metadata, _ = _read(path, tensors=False)
+    _plan(path, metadata)
+    if "report" not in metadata:
+        raise DataError(f"{path.name} has no report inside; it was saved from a model, not from a result")
+    return metadata["report"]
 
 
-def _digest(plan: str) -> str:
-    return hashlib.sha256(plan.encode()).hexdigest()
+# ---- one step of the plan ---------------------------------------------------------------------------
 
 
-def _unique_state(model: nn.Module) -> dict[str, Tensor]:
+def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
+    """Make one cut in place, after comparing every group and tensor of the step with the model."""
+    groups = step["groups"]
+    shapes = {name: tuple(x.shape) for name, x in _state(model).items()}
+    for group in groups.values():
+        for name, shape in group["shapes"].items():
+            if shapes.get(name) != tuple(shape):
+                has = f"has {shapes[name]} here" if name in shapes else "is not in the model"
+                raise DataError(f"{name} of shape {tuple(shape)} is to be cut, but {has}")
+    structure = analyse(record(model, _example(step, example)))
+    keeps = []
+    for name, group in groups.items():
+        if name not in structure.names:
+            raise DataError(f"the model has no group {name!r}")
+        found = structure[name]
+        if found.n_units != group["units"] or {s.tensor for s in found.slots} != set(group["shapes"]):
+            raise DataError(f"group {name!r} has {group['units']} units in the file, {found.n_units} here")
+        keeps.append((found, keep_mask(found, group["kept"])))
+    cut_in_place(model, keeps, structure.program, eager=step["eager"])
+
+
+def _example(step: Mapping[str, Any], example: Any) -> Inputs:
+    return empty_inputs(step["inputs"]) if example is None else as_inputs(example)
+
+
+def _words(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return text[:300] if isinstance(error, SubpruneError) else f"{type(error).__name__}: {text[:200]}"
+
+
+# ---- the file ---------------------------------------------------------------------------------------
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(texts):
+        digest.update(f"{name} {len(texts[name])} ".encode() + texts[name].encode())
+    return digest.hexdigest()
+
+
+def _digest_tensors(state: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(state[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, tied ones once."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    if not path.is_file():
-        raise DataError(f"there is no file {path.name!r} to load")
+def _read(path: Path, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
+        if not path.is_file():
+            raise DataError(f"there is no file {str(path)!r} to load")
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path.name} is damaged or not a safetensors file: {error}") from error
     return metadata, state
 
 
-def _plan(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    if metadata.get("format") != FORMAT:
+def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The checked plan."""
+    if metadata.get("format") not in _KNOWN_FORMATS:
         got = metadata.get("format", "no format mark")
-        raise DataError(f"{path.name} was not saved by subprune.save: found {got!r}, allowed is {FORMAT!r}")
-    text = metadata.get("plan", "")
-    if _digest(text) != metadata.get("sha256"):
+        raise DataError(
+            f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, allowed is "
+            f"{', '.join(map(repr, _KNOWN_FORMATS))}"
+        )
+    texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
+    if _digest(texts) != metadata.get("sha256"):
         raise DataError(f"the plan in {path.name} was altered: its checksum does not fit; save the model again")
     try:
-        plan = json.loads(text)
-        if not isinstance(plan["kept"], dict) or not isinstance(plan["inputs"], dict):
-            raise TypeError("kept and inputs must be objects")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"the plan in {path.name} cannot be read: {error}") from error
+        plan = json.loads(texts["plan"])
+        _check_plan(plan)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"the plan in {path.name} cannot be read: {type(error).__name__}: {error}") from error
     return plan
 
 
-def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    expected = _unique_state(model)
+def _check_plan(plan: Any) -> None:
+    """Types of everything that `load` relies on; wrong ones raise."""
+    steps = plan["steps"]
+    if not isinstance(plan["tensors"], dict) or not isinstance(plan["model"], str) or not isinstance(steps, list):
+        raise TypeError("model, tensors and steps are not of the right types")
+    if not 1 <= len(steps) <= _MOST_STEPS:
+        raise ValueError(f"{len(steps)} steps, allowed are 1 to {_MOST_STEPS}")
+    for step in steps:
+        if not isinstance(step["inputs"], dict) or not isinstance(step["eager"], bool):
+            raise TypeError("inputs and eager are not of the right types")
+        for group in step["groups"].values():
+            numbers = [group["units"], *group["kept"], *(n for shape in group["shapes"].values() for n in shape)]
+            if any(type(n) is not int or n < 0 for n in numbers):
+                raise TypeError("units, kept and shapes must be whole numbers")
+
+
+def _check_content(path: Path, plan: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    found = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
+    if found != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
+        raise DataError(f"the tensors in {path.name} were altered: they do not fit the plan; save the model again")
+
+
+def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
+    expected = _state(model)
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or extra:
         raise DataError(f"{path.name} does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
@@ -127,28 +225,3 @@ def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     with torch.no_grad():
         for name, x in expected.items():
             x.copy_(state[name])
-
-
-def describe_inputs(inputs: Inputs) -> dict[str, Any]:
-    """Shapes and types of example inputs, as plain data."""
-
-    def one(x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return {"shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
-        return {"value": x} if isinstance(x, bool | int | float | str | None) else {"value": None}
-
-    return {"args": [one(x) for x in inputs[0]], "kwargs": {k: one(x) for k, x in inputs[1].items()}}
-
-
-_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)}
-
-
-def _inputs(described: dict[str, Any]) -> Inputs:
-    """Empty inputs of the described shapes; they are only run on fake tensors."""
-
-    def one(x: dict[str, Any]) -> Any:
-        if "shape" not in x:
-            return x["value"]
-        return torch.empty([int(n) for n in x["shape"]], dtype=_DTYPES[x["dtype"]], device="meta")
-
-    return tuple(one(x) for x in described["args"]), {k: one(x) for k, x in described["kwargs"].items()}

@@ -305,7 +305,7 @@ def test_saved_model_loads_and_wrong_ones_are_refused(lenet: nn.Module, images: 
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match="damaged"):
         subprune.load(LeNet(), path)
-    path.write_bytes(content.replace(b'\\"conv1\\": [', b'\\"conv1\\": [ ', 1))
+    path.write_bytes(content.replace(b'\\"kept\\": [', b'\\"kept\\":[ ', 1))
     with pytest.raises(DataError):
         subprune.load(LeNet(), path)
 

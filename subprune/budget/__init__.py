@@ -5,7 +5,7 @@ from subprune.budget.allocate import RULES, Demand, allocate
 from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
 from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
-from subprune.budget.target import Rounding, Target, fill, largest
+from subprune.budget.target import Rounding, Target, amount, fill, largest
 
 __all__ = [
     "FRACTIONS",
@@ -16,6 +16,7 @@ __all__ = [
     "Target",
     "accuracy_curves",
     "allocate",
+    "amount",
     "by_error",
     "by_sampling",
     "by_score",

@@ -10,10 +10,10 @@ from typing import Any
 
 from subprune.budget.accuracy import accuracy_curves, equal_accuracy
 from subprune.budget.cache import Cache
-from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
+from subprune.budget.rules import by_error, by_knapsack, equal_fractions, explicit, fraction
 from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
-from subprune.budget.target import Counts, Rounding, Target
+from subprune.budget.target import Counts, Rounding, Target, amount
 from subprune.calibrate import Calibration
 from subprune.registry import Method
 from subprune.structure import Group
@@ -40,6 +40,8 @@ class Demand:
     verification: Calibration | None = None  # None: the calibration data
     cache: Path | None = None  # folder for accuracy curves
     tick: Callable[[str, Group], None] = lambda stage, group: None
+    params: str | float | None = None  # "50%", or a number
+    flops: str | float | None = None  # "50%", or a number for one input
 
     @cached_property
     def cost(self) -> CostModel:
@@ -50,8 +52,20 @@ class Demand:
         if self.compression is not None:
             limit = int(self.cost.params({}) / self.compression)
             return Target("params", limit, f"compression={self.compression:g}")
+        if self.params is not None:
+            limit = int(amount("params", self.params, self.cost.params({})))
+            return Target("params", limit, f"params={self.params!r}")
+        if self.flops is not None:
+            inputs = self.calibration.batches[0].size
+            limit = int(amount("flops", self.flops, self.cost.flops({}) / inputs) * inputs)
+            return Target("flops", limit, f"flops={self.flops!r}")
         ratio = self.speedup or 1.0
         return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}")
+
+    def check(self) -> None:
+        """Refuse a target that no budget meets, before anything is computed."""
+        if self.budgets is None and self.keep is None:
+            self.target.check(self.cost, {g.name: self.rounding.least(g.n_units) for g in self.groups})
 
     @property
     def looks(self) -> dict[str, Any]:
@@ -90,6 +104,13 @@ def _error(d: Demand) -> Counts:
     """One threshold on the reweighted input change."""
     found = curves(d.calibration, d.groups, d.method, **{**d.looks, "epsilon": None})
     return by_error(d.groups, found, d.cost, d.target, d.rounding)
+
+
+@rule("knapsack")
+def _knapsack(d: Demand) -> Counts:
+    """The smallest sum of reweighted input changes."""
+    found = curves(d.calibration, d.groups, d.method, **{**d.looks, "epsilon": None})
+    return by_knapsack(d.groups, found, d.cost, d.target, d.rounding)
 
 
 @rule("score")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,9 +10,25 @@ from subprune.errors import BudgetError
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["Rounding", "Target", "fill", "largest"]
+__all__ = ["Rounding", "Target", "amount", "fill", "largest"]
 
 Counts = dict[str, int]
+
+
+def amount(name: str, value: object, full: float) -> float:
+    """What is asked for: ``"50%"`` of the full model's, or a number that stands for itself."""
+    share = value.strip().removesuffix("%") if isinstance(value, str) and value.strip().endswith("%") else None
+    try:
+        number = float(share if share is not None else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or (isinstance(value, str) and share is None) or not 0 < number < math.inf:
+        raise BudgetError(f'{name} must be a positive number or a share such as "50%", got {value!r}')
+    if share is None:
+        return number
+    if number > 100:
+        raise BudgetError(f'{name} must be a share of at most "100%" of the model\'s, got {value!r}')
+    return number / 100 * full
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,8 @@ class Target:
         if least > self.limit:
             raise BudgetError(
                 f"{self.asked} cannot be reached: it allows {self.limit:,} {self.quantity}, and with the smallest "
-                f"width of every group {least:,} are left; the nearest feasible ratio is {full / least:.2f}"
+                f"width of every group {least:,} are left; the nearest feasible ratio is {full / least:.2f}, or "
+                f"{least / full:.1%} of the {self.quantity}"
             )
 
 

@@ -1,19 +1,43 @@
-"""What a pruning did, as an object that prints as a table."""
+"""What a pruning did, as an object that prints as a table and renders as a page."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from subprune.errors import DataError
+from subprune.files import write_atomic
 from subprune.plan import Plan
+from subprune.report.decode import decode
 
-__all__ = ["Report"]
+__all__ = ["GuaranteeLine", "Layer", "Report"]
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer with a weight, in the order they run: its width before and after."""
+
+    name: str
+    kind: str  # class of the module
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class GuaranteeLine:
+    """What is proven about one group's selection, beside what was measured; see docs/guarantees.md."""
+
+    name: str
+    k: int
+    error: float  # share of the layer's output that is left unexplained
+    bound: float  # proven to be no larger than this
+    gamma: float  # proven lower bound of the submodularity ratio
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -25,29 +49,29 @@ class Report:
     flops: tuple[int, int]  # of one call on the first calibration batch
     samples: int
     seconds: float
-    agreement: float  # share of calibration samples with the dense model's prediction, nan if not asked for
-    refused: dict[str, str] = field(default_factory=dict)
+    agreement: float = NAN  # share of calibration samples with the dense model's prediction
+    refused: dict[str, str] = field(default_factory=dict)  # layer → why it was not pruned
     notes: tuple[str, ...] = ()
+    output_change: float = NAN  # ‖pruned − dense‖² / ‖dense‖² of the outputs on the calibration data
+    accuracy: tuple[float, float] | None = None  # on labelled data, before and after
+    accuracy_on: str = ""  # which data
+    latency: tuple[float, float] | None = None  # seconds per call, median, before and after
+    batch: int = 1  # inputs in the call that FLOPs and latency are about
+    model: str = ""  # class of the model
+    layers: tuple[Layer, ...] = ()
+    guarantees: tuple[GuaranteeLine, ...] = ()
+    command: str = ""  # what reproduces it
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def compression(self) -> float:
-        return self.parameters[0] / self.parameters[1]
+        """Parameters before / after."""
+        return self.parameters[0] / max(1, self.parameters[1])
 
     @property
     def speedup(self) -> float:
         """Ratio of FLOPs, the paper's SR."""
-        return self.flops[0] / self.flops[1] if self.flops[1] else float("nan")
-
-    def table(self) -> Table:
-        """Kept units, layer by layer."""
-        table = Table(title=self.summary(), title_justify="left")
-        for name, justify in (("group", "left"), ("kind", "left"), ("units", "right"), ("kept", "right"),
-                              ("error left", "right"), ("read by", "left")):  # fmt: skip
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
-        for g in self.plan.groups:
-            error = "–" if math.isnan(g.error) else f"{g.error:.2%}"
-            table.add_row(g.name, g.kind, str(g.units), str(len(g.kept)), error, ", ".join(g.consumers))
-        return table
+        return self.flops[0] / self.flops[1] if self.flops[1] else NAN
 
     def summary(self) -> str:
         """One line."""
@@ -58,24 +82,48 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return asdict(self)
+        return _finite(asdict(self))
 
     def to_json(self) -> str:
-        return json.dumps(_finite(self.to_dict()), indent=1)
+        """The report as JSON; figures that are missing are null."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "the report") -> Report:
+        """A report from `to_json`; anything else is refused with the place of the first mistake."""
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON: {error}") from error
+        return decode(cls, content, where)
+
+    def to_html(self) -> str:
+        """One self-contained page; nothing in it is fetched from anywhere."""
+        from subprune.report.html import page
+
+        return page(self)
+
+    def save_html(self, path: str | Path) -> Path:
+        """Write the page, all or nothing."""
+        return write_atomic(Path(path), self.to_html().encode())
 
     def __str__(self) -> str:
-        stream = io.StringIO()
-        console = Console(file=stream, width=110)
-        console.print(self.table())
-        for note in self.notes:
-            console.print(f"note: {note}")
-        return stream.getvalue()
+        from subprune.report.terminal import report_text
+
+        return report_text(self)
+
+    def _repr_html_(self) -> str:
+        from subprune.report.html import fragment
+
+        return fragment(self)
 
 
 def _finite(x: Any) -> Any:
-    """JSON has no NaN: absent figures become null."""
+    """JSON has no NaN: absent figures become null. Figures keep seven digits."""
     if isinstance(x, dict):
         return {k: _finite(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
         return [_finite(v) for v in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    if isinstance(x, float):
+        return float(f"{x:.7g}") if math.isfinite(x) else None
+    return x

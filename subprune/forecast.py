@@ -1,0 +1,118 @@
+"""What `prune` would do: numbers of units, exact sizes, and whether the target can be met at all."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from subprune.budget import Demand, allocate
+from subprune.errors import BudgetError
+from subprune.report.terminal import as_text
+
+__all__ = ["Forecast", "ForecastGroup", "forecast"]
+
+NEEDS_DATA = {
+    "error": "the error curves of the dense model",
+    "score": "the method's scores",
+    "sampling": "sensitivities",
+    "equal-accuracy": "accuracy curves",
+    "equal-agreement": "agreement curves",
+}
+
+
+@dataclass(frozen=True)
+class ForecastGroup:
+    """One group: how many of its units would stay."""
+
+    name: str
+    kind: str
+    units: int
+    keep: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What ``prune(..., dry_run=True)`` returns; nothing was pruned."""
+
+    method: str
+    rule: str
+    groups: tuple[ForecastGroup, ...]
+    parameters: tuple[int, int]  # exact, before and after
+    flops: tuple[int, int]  # exact, of one call on the first batch
+    problem: str = ""  # why the target cannot be met; `groups` then shows the smallest possible model
+    needed: str = ""  # what had to be computed to share out the target; empty if nothing
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the target can be met."""
+        return not self.problem
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Units to keep by group, ready for ``prune(..., budgets=)``."""
+        return {g.name: g.keep for g in self.groups}
+
+    def summary(self) -> str:
+        """One line."""
+        (p, q), (f, h) = self.parameters, self.flops
+        words = "would leave" if self.feasible else "cannot meet the target; the smallest model has"
+        return (
+            f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
+            f"{f / max(1, h):.2f}× fewer FLOPs"
+        )
+
+    def table(self) -> Table:
+        """Group by group."""
+        table = Table("group", "kind", title=escape(self.summary()), title_justify="left")
+        for name in ("units", "keep", "remove"):
+            table.add_column(name, justify="right")
+        for g in self.groups:
+            table.add_row(escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep))
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {**asdict(self), "feasible": self.feasible}
+
+    def __str__(self) -> str:
+        parts: list[Any] = [self.table()]
+        parts += [f"{escape(self.problem)}"] if self.problem else []
+        parts += [f"not pruned: {escape(name)}: {escape(why)}" for name, why in self.refused.items()]
+        return as_text(parts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def forecast(demand: Demand, rule: str) -> Forecast:
+    """Share out the target without pruning; statistics are taken only by rules that need them."""
+    problem, needed = "", ""
+    try:
+        demand.check()
+        if demand.budgets is None and (demand.keep is None or rule == "score"):
+            needed = NEEDS_DATA.get(rule, "")
+        counts = allocate(demand, rule)
+    except BudgetError as error:
+        if demand.budgets is not None or demand.keep is not None:
+            raise
+        problem, counts = str(error), {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
+    structure, cost = demand.calibration.structure, demand.cost
+    taken = [g for g in demand.groups if g.name in counts]
+    skipped = {g.name: g.obstacle or "not asked for" for g in structure.groups if g.name not in counts}
+    return Forecast(
+        demand.method.name,
+        "given" if demand.budgets is not None else "equal fraction" if demand.keep is not None else rule,
+        tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
+        (cost.params({}), cost.params(counts)),
+        (cost.flops({}), cost.flops(counts)),
+        problem,
+        needed,
+        {**skipped, **structure.refused},
+    )

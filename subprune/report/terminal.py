@@ -1,0 +1,68 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from subprune.report.figures import Report
+
+__all__ = ["as_text", "percent", "report_table", "report_text"]
+
+
+def as_text(parts: Iterable[Any], width: int = 110) -> str:
+    """Tables and lines as plain text."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width)
+    for part in parts:
+        console.print(part, highlight=False)
+    return stream.getvalue()
+
+
+def percent(x: float, digits: int = 2) -> str:
+    """A share as a percentage, a dash if it is unknown."""
+    return "–" if math.isnan(x) else f"{x:.{digits}%}"
+
+
+def report_table(report: Report) -> Table:
+    """Kept units, group by group."""
+    table = Table(title=escape(report.summary()), title_justify="left")
+    for name, justify in (("group", "left"), ("kind", "left"), ("units", "right"), ("kept", "right"),
+                          ("error left", "right"), ("read by", "left")):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for g in report.plan.groups:
+        readers = escape(", ".join(g.consumers))
+        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), percent(g.error), readers)
+    return table
+
+
+def report_text(report: Report) -> str:
+    """The table, what else was measured, and remarks."""
+    parts: list[Any] = [report_table(report)]
+    parts += [f"{name}: {text}" for name, text in measured(report)]
+    parts += [f"note: {escape(note)}" for note in report.notes]
+    return as_text(parts)
+
+
+def measured(report: Report) -> list[tuple[str, str]]:
+    """Measured figures beyond sizes, in words."""
+    found: list[tuple[str, str]] = []
+    if not math.isnan(report.agreement):
+        found.append(("agreement with the dense model", percent(report.agreement)))
+    if not math.isnan(report.output_change):
+        found.append(("output change", percent(report.output_change)))
+    if report.accuracy is not None:
+        a, b = report.accuracy
+        found.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
+    if report.latency is not None:
+        a, b = report.latency
+        what = f"{a * 1e3:.3g} ms → {b * 1e3:.3g} ms for {report.batch} inputs ({a / b:.2f}× faster)"
+        found.append(("latency", what))
+    return found

@@ -1,0 +1,191 @@
+"""What `prune` gives back, and the measurements that go into it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from subprune import measure
+from subprune.calibrate import Calibration
+from subprune.data import Batch, fingerprint
+from subprune.options import Options
+from subprune.plan import HISTORY, GroupPlan, Plan, history_of
+from subprune.program import flat_tensors
+from subprune.record import eval_mode, plain
+from subprune.report import GuaranteeLine, Layer, Report
+from subprune.storage import describe_inputs
+from subprune.structure import Group
+from subprune.walk import Decision, Walk
+
+if TYPE_CHECKING:
+    from subprune.guarantees import Guarantees
+
+__all__ = ["Result", "library_versions", "make_result"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The smaller model, the plan that made it, and what was measured."""
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+
+    def __repr__(self) -> str:
+        return str(self.report)
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def with_guarantees(self, found: Guarantees) -> Result:
+        """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
+        lines = []
+        for g in found.groups:
+            for b in g.budgets:
+                lines.append(GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, g.assumptions))
+        return replace(self, report=replace(self.report, guarantees=tuple(lines)))
+
+
+def library_versions() -> dict[str, str]:
+    """What the result was made with."""
+    from subprune import __version__
+
+    return {
+        "subprune": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "safetensors": str(safetensors.__version__),
+        "python": platform.python_version(),
+    }
+
+
+def make_result(
+    calibration: Calibration,
+    small: nn.Module,
+    groups: Sequence[Group],
+    done: Walk,
+    options: Options,
+    *,
+    seconds: float,
+    eager: bool,
+    verify: Calibration | None,
+    time_calls: bool,
+) -> Result:
+    """Plan and report of a finished pruning."""
+    dense, first = calibration.model, calibration.batches[0]
+    tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
+    parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
+    data = fingerprint(calibration.batches)
+    plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
+    setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
+    same, change = _compare(dense, small, calibration.batches)
+    seen = verify or calibration
+    report = Report(
+        plan,
+        (measure.count_parameters(dense), measure.count_parameters(small)),
+        (measure.count_flops(dense, first.inputs), measure.count_flops(small, first.inputs)),
+        sum(b.size for b in calibration.batches),
+        seconds,
+        same,
+        _skipped(calibration, groups),
+        tuple(done.notes),
+        output_change=change,
+        accuracy=_accuracy(dense, small, seen.batches),
+        accuracy_on="the verification data" if verify else "the calibration data",
+        latency=_latency(dense, small, first) if time_calls else None,
+        batch=first.size,
+        model=type(dense).__name__,
+        layers=layers(calibration, small),
+        versions=library_versions(),
+    )
+    return Result(small, plan, report)
+
+
+def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor]) -> GroupPlan:
+    return GroupPlan(
+        group.name,
+        group.kind,
+        group.n_units,
+        decision.kept,
+        tuple(c.name for c in group.consumers),
+        decision.order,
+        decision.errors,
+        decision.error,
+        decision.dependent,
+        sum(s.rank for s in decision.solves),
+        sum(s.columns for s in decision.solves),
+        decision.seconds,
+        {slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
+    )
+
+
+def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str]:
+    """Everything with units that was left whole, and why."""
+    taken = {g.name for g in pruned}
+    left = {g.name: g.obstacle or "not asked for" for g in calibration.structure.groups if g.name not in taken}
+    return {**left, **calibration.structure.refused}
+
+
+def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
+    """Layers with a weight matrix in the order they run, with their widths before and after."""
+    program = calibration.structure.program
+    before = dict(calibration.model.named_parameters())
+    after = dict(small.named_parameters())
+    names = {vid: name for name, vid in program.tensors.items()}
+    order = dict.fromkeys(names[v] for op in program.ops for v in op.inputs if v in names)
+    made = {c.use.weight: c.use.out_dim for g in calibration.structure.groups for c in g.consumers}
+    for g in calibration.structure.groups:
+        made.update({s.tensor: s.dim for s in g.slots if s.role == "producer"})
+    found: list[Layer] = []
+    for name in order:
+        if name not in before or before[name].ndim < 2:
+            continue
+        owner = name.rpartition(".")[0]
+        kind = type(calibration.model.get_submodule(owner)).__name__
+        dim = made.get(name, 1 if kind in ("Embedding", "EmbeddingBag") else 0)
+        found.append(Layer(owner or name, kind, before[name].shape[dim], after[name].shape[dim]))
+    return tuple(found)
+
+
+def _compare(dense: nn.Module, small: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
+    """Share of samples with the same largest output (nan if there is but one), and the relative change of outputs."""
+    same = total = 0
+    gap = energy = 0.0
+    for a, b in zip(_outputs(dense, batches), _outputs(small, batches), strict=True):
+        if a.shape[-1:] != (1,) and a.ndim:
+            same += int((a.argmax(-1) == b.argmax(-1)).sum())
+            total += a.argmax(-1).numel()
+        gap += float((a.double() - b.double()).square().sum())
+        energy += float(a.double().square().sum())
+    nan = float("nan")
+    return (same / total if total else nan), (gap / energy if energy else nan)
+
+
+def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """The first output tensor, batch by batch."""
+    for batch in batches:
+        with eval_mode(model), torch.no_grad():
+            found = flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1])))[0]
+        yield found  # outside: a generator that is left waiting must not hold the modes
+
+
+def _accuracy(dense: nn.Module, small: nn.Module, batches: Sequence[Batch]) -> tuple[float, float] | None:
+    """Top-1 before and after, where every batch has one label per row of the output."""
+    if any(b.labels is None or b.labels.is_floating_point() for b in batches):
+        return None
+    first = next(_outputs(dense, batches[:1]))
+    labels = batches[0].labels
+    if labels is None or first.shape[:-1] != labels.shape or first.shape[-1] <= int(labels.max()):
+        return None
+    return measure.accuracy(dense, batches), measure.accuracy(small, batches)
+
+
+def _latency(dense: nn.Module, small: nn.Module, batch: Batch) -> tuple[float, float]:
+    return measure.latency(dense, batch.inputs).median, measure.latency(small, batch.inputs).median
