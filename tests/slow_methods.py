@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from method_nets import Readers
+from torch import Tensor, nn
 
 Data = Sequence[tuple[Tensor, Tensor]]
 Gone = dict[str, set[int]]  # by layer, inputs that were removed with other groups

@@ -1,0 +1,91 @@
+"""BatchNorm re-estimation: what it computes, what it leaves alone, and that every method can have it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from method_nets import NETS
+from torch import Tensor, nn
+
+import subprune
+from subprune.batchnorm import recalibrate
+from subprune.data import batches
+from subprune.errors import DataError, OptionError
+from subprune.registry import METHODS
+
+NET = NETS["plain"]
+
+
+def by_hand(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Averages over batches of each norm's batch mean and unbiased variance; earlier norms use their batch's own."""
+    sums: dict[str, list[tuple[Tensor, Tensor]]] = {"bn1": [], "bn2": []}
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        layer = model.get_submodule(name)
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        sums[name].append((mean, x.var((0, 2, 3), unbiased=True)))
+        unit = (x - mean[:, None, None]) / (var[:, None, None] + layer.eps).sqrt()
+        return unit * layer.weight[:, None, None] + layer.bias[:, None, None]
+
+    with torch.no_grad():
+        for x, _ in data:
+            x = torch.max_pool2d(torch.relu(norm("bn1", model.conv1(x))), 2)
+            norm("bn2", model.conv2(x))
+    average = {}
+    for name, found in sums.items():
+        means, variances = zip(*found, strict=True)
+        average[name] = (torch.stack(means).mean(0), torch.stack(variances).mean(0))
+    return average
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_have_it(method: str) -> None:
+    data = NET.data(3, 12)
+    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    kept, fresh = (
+        subprune.prune(NET.build(), data, method=method, budgets=NET.keep, batchnorm=b, progress=False, **extra)
+        for b in ("keep", "recalibrate")
+    )
+    assert kept.plan.kept == fresh.plan.kept
+    expected = by_hand(kept.model, data)
+    for name, (mean, var) in expected.items():
+        torch.testing.assert_close(fresh.model.get_submodule(name).running_mean, mean)
+        torch.testing.assert_close(fresh.model.get_submodule(name).running_var, var)
+    others = {k: v for k, v in kept.model.state_dict().items() if "running" not in k}
+    for name, value in others.items():
+        assert torch.equal(value, fresh.model.state_dict()[name]), name
+    assert any("BatchNorm" in note and "2 layers" in note for note in fresh.report.notes)
+
+
+def test_modes_momentum_and_counters_come_back() -> None:
+    model = NET.build()
+    model.bn1.momentum = 0.3
+    model.bn1.train()
+    model.fc1.train()
+    counter = model.bn1.num_batches_tracked.clone()
+    assert recalibrate(model, batches(NET.data(2, 6), model, None)) == ["bn1", "bn2"]
+    assert (model.bn1.momentum, model.bn1.training, model.bn2.training, model.fc1.training) == (0.3, True, False, True)
+    assert torch.equal(model.bn1.num_batches_tracked, counter)
+
+
+def test_models_without_running_statistics_are_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, track_running_stats=False), nn.Dropout(0.5)).eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    assert recalibrate(model, batches(torch.randn(4, 2, 3, 3), model, None)) == []
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_batch_that_is_too_small_is_refused_and_nothing_is_lost() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    model[1].running_mean.fill_(0.5)
+    with pytest.raises(DataError, match="larger batches"):
+        recalibrate(model, batches([torch.randn(5, 3), torch.randn(1, 3)], model, None))
+    assert (model[1].running_mean == 0.5).all()
+    assert (model[1].running_var == 1).all()
+
+
+def test_unknown_values_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"batchnorm='recalibrat'.*did you mean 'recalibrate'"):
+        subprune.prune(NET.build(), NET.data(), keep=0.5, batchnorm="recalibrat", progress=False)
+    with pytest.raises(OptionError, match=r"patches='some'.*allowed are all, random"):
+        subprune.prune(NET.build(), NET.data(), keep=0.5, patches="some", progress=False)

@@ -1,0 +1,148 @@
+"""Sensitivity sampling: sensitivities one sum at a time, draws by brute force, budgets by scanning."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import slow_methods as slow
+import torch
+from method_nets import NETS
+from torch import nn
+
+import subprune
+from subprune.budget import by_sampling
+from subprune.budget.target import Rounding, Target
+from subprune.calibrate import Calibration
+from subprune.data import batches
+from subprune.errors import BudgetError
+from subprune.registry import METHODS, Ranker
+from subprune.sampling import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
+from subprune.structure.cost import CostModel
+from subprune.walk import rankers, sensitivities
+
+
+def all_rankers(name: str) -> list[tuple[Ranker, Sensitivity]]:
+    net = NETS[name]
+    model = net.build()
+    calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
+    return [(r, sensitivity(r)) for r in rankers(calibration, calibration.structure.inner(), METHODS["layer-sampling"])]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_sensitivities_equal_their_slow_twins(name: str) -> None:
+    net = NETS[name]
+    for ranker, found in all_rankers(name):
+        expected = slow.sensitivities(net.build(), net.groups[ranker.group.name], net.data(2, 4))
+        assert found.units.tolist() == pytest.approx(expected, abs=1.1e-6)
+
+
+def test_patches_and_kernel_positions_are_counted() -> None:
+    found = {r.group.name: s.sums for r, s in all_rankers("plain")}
+    assert found == {"conv1": (4 + 1) * 9, "conv2": 1 + 1, "fc1": 1 + 1}
+
+
+def test_shares_by_hand() -> None:
+    rows = torch.tensor([[1.0, 3.0], [0.0, 0.0]])
+    weight = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+    assert max_shares(rows, weight).tolist() == [0.25, 1.0]
+
+
+def test_expected_number_of_different_units_by_simulation() -> None:
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(p.expand(20000, 4), 5, replacement=True, generator=g)
+    seen = sum(float((drawn == u).any(1).double().mean()) for u in range(4))
+    assert distinct(p, 5) == pytest.approx(seen, abs=0.02)
+    assert distinct(torch.tensor([1.0, 0.0], dtype=torch.float64), 7) == 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_draws_are_the_least_that_do(k: int) -> None:
+    p = torch.tensor([0.6, 0.3, 0.099, 0.001], dtype=torch.float64)
+    m = draws_for(p, k)
+    assert math.ceil(distinct(p, m)) >= k
+    assert m == 1 or math.ceil(distinct(p, m - 1) - 1e-9) < k
+
+
+def test_draws_end_when_units_can_never_be_drawn() -> None:
+    assert draws_for(torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64), 3) == draws_for(
+        torch.tensor([0.5, 0.5], dtype=torch.float64), 2
+    )
+
+
+def test_nothing_is_scaled_when_nothing_goes_and_factors_are_right_on_average() -> None:
+    for ranker, own in all_rankers("plain"):
+        n, p = ranker.n_units, own.probabilities
+        ranker.k = n
+        scale = sampled(ranker).scale
+        assert scale is not None
+        assert (scale(n) == 1).all()
+        ranker.k = None
+        nested = sampled(ranker)
+        assert sorted(nested.order) == list(range(n))
+        assert nested.scale is not None
+        m = draws_for(p, n - 1)
+        chance = 1 - (1 - p) ** m
+        torch.testing.assert_close(nested.scale(n - 1), torch.where(p > 0, 1 / chance, 1.0))  # dead units stay
+
+
+def test_draws_of_an_error_follow_the_formula() -> None:
+    own = Sensitivity(torch.tensor([0.5, 0.25], dtype=torch.float64), 45)
+    coefficient = 0.75 * 6 * math.log(8 * 45 / DELTA)
+    assert own.draws(0.5) == math.ceil(3 * 7 * coefficient / 0.25)
+    assert own.draws(1e9) == 1
+    assert own.draws(1e-9) > 2**63
+
+
+def test_no_unit_matters_all_are_equal() -> None:
+    assert Sensitivity(torch.zeros(4, dtype=torch.float64), 2).probabilities.tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("compression", [1.0, 1.5, 2.0, 3.0, 6.0])
+def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None:
+    net = NETS["plain"]
+    model = net.build()
+    calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
+    groups = list(calibration.structure.inner())
+    cost = CostModel(model, calibration.structure)
+    own = sensitivities(calibration, groups, METHODS["layer-sampling"])
+    target = Target("params", int(cost.params({}) / compression), "test")
+    counts = by_sampling(groups, own, cost, target, Rounding())
+    assert cost.params(counts) <= target.limit
+    assert all(
+        cost.params({**counts, g.name: counts[g.name] + 1}) > target.limit for g in groups if counts[g.name] < g.n_units
+    )
+
+    def at(error: float) -> dict[str, int]:
+        return {
+            g.name: min(
+                g.n_units, max(1, math.ceil(distinct(own[g.name].probabilities, own[g.name].draws(error)) - 1e-9))
+            )
+            for g in groups
+        }
+
+    fitting = [at(10 ** (i / 50)) for i in range(-100, 450)]
+    best = next(c for c in fitting if cost.params(c) <= target.limit)
+    assert all(counts[g] >= best[g] for g in counts)
+
+
+def test_the_rule_is_its_own_and_an_impossible_target_is_refused() -> None:
+    net = NETS["plain"]
+    result = subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=2, progress=False)
+    assert result.plan.options["allocate"] == "sampling"
+    assert result.report.compression >= 2
+    with pytest.raises(BudgetError, match="nearest feasible"):
+        subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=1e4, progress=False)
+
+
+def test_float32_ties_do_not_depend_on_rounding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.randn(30, 4)
+    kept = {
+        str(subprune.prune(m, d, method="layer-sampling", budgets={"0": 3}, progress=False).plan.kept)
+        for m, d in ((model, x), (copy.deepcopy(model).double(), x.double()))
+    }
+    assert len(kept) == 1
