@@ -116,7 +116,7 @@ class TwoInputs(nn.Module):
 def test_data_in_all_its_forms(lenet: nn.Module, images: Tensor) -> None:
     labels = torch.arange(40) % 10
     loader = DataLoader(TensorDataset(images, labels), batch_size=10)
-    few = {"conv1": 3, "conv2": 8, "fc1": 20}  # fewer units than samples: no ties
+    few = {"conv1": 3, "fc1": 20}  # fewer columns than samples: no ties
     wanted = subprune.prune(lenet, images, budgets=few).plan.kept
     forms: dict[str, Any] = {
         "loader": loader,
