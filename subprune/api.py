@@ -80,7 +80,7 @@ def prune(
         budgets: target: units to keep, by group; groups that are not named stay whole.
         method: who chooses the units; see ``subprune methods``.
         allocate: how the target is shared out over the groups: "knapsack", "error", "uniform", "equal-accuracy"
-            (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or "error".
+            (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or "knapsack".
         reweight: rewrite the weights of what reads the units, by least squares.
         epsilon: between 0 and 1 for stochastic greedy.
         patches: "all", or "random" patches of each image.

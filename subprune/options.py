@@ -39,7 +39,7 @@ class Options:
     """See `subprune.prune` for what each one means."""
 
     method: str
-    allocate: str | None = None  # None: the method's own rule, or "error"
+    allocate: str | None = None  # None: the method's own rule, or "knapsack"
     budgets: Mapping[str, int] | None = None
     keep: float | None = None
     compression: float | None = None
@@ -76,7 +76,7 @@ class Options:
     @property
     def rule(self) -> str:
         """The budget rule that is used."""
-        return self.allocate or find_method(self.method).allocate or "error"
+        return self.allocate or find_method(self.method).allocate or "knapsack"
 
     def _check_targets(self) -> None:
         given = [k for k in TARGETS if getattr(self, k) is not None]
