@@ -73,6 +73,29 @@ class Run:
         ]
 
 
+class Passage:
+    """A run on its way past the groups, in forward order, that remembers the way back where one is needed.
+
+    A group that changes norms or means changes values between its first layer and its consumers; once it is
+    decided, the run must go on from that first layer. Every run is marked there when it comes by.
+    """
+
+    def __init__(self, run: Run, groups: Sequence[Group]) -> None:
+        self.run = run
+        self._narrowing = sorted((g for g in groups if g.narrowings), key=lambda g: g.first_op)
+        self._marks: dict[str, Run] = {}
+
+    def go_to(self, group: Group) -> Run | None:
+        """Advance to the group's first consumer; the run at the group's first layer, if it changes norms."""
+        stop = min(c.use.op for c in group.consumers)
+        for other in self._narrowing:
+            if self.run.position <= other.first_op < stop:
+                self.run.advance(other.first_op)
+                self._marks[other.name] = self.run.fork()
+        self.run.advance(stop)
+        return self._marks.get(group.name)
+
+
 @dataclass
 class Calibration:
     """A model, its batches, and the program of every batch shape."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subprune.calibrate import Calibration, Run, consumer_weight, scale_units
+from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder, follow
 from subprune.masking import keep_mask, overrides, zero
@@ -72,14 +72,15 @@ def walk(
     setting = Setting(calibration, tuple(groups), **choices)
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
+    past_dense, past_current = Passage(dense, groups), Passage(current, groups)
     decisions: dict[str, Decision] = {}
     gone: dict[int, Tensor] = {}
     for group in in_order(groups):
         started = time.perf_counter()
         tick("rank", group)
-        _go_to(group, dense)
+        past_dense.go_to(group)
         alone = method.form == "layer"  # then the pruned model's activations are never looked at
-        mark = None if alone else _go_to(group, current)
+        mark = None if alone else past_current.go_to(group)
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
         decision, ranking = _decide(ranker, method)
@@ -106,9 +107,10 @@ def rankers(
     setting = Setting(calibration, tuple(groups), **choices)
     method.check(setting)
     dense = calibration.start()
+    passage = Passage(dense, groups)
     for group in in_order(groups):
         tick("curve", group)
-        mark = _go_to(group, dense)
+        mark = passage.go_to(group)
         yield Ranker(group, "layer", dense, dense, setting, start=mark)
 
 
@@ -168,16 +170,6 @@ def checked_order(ranker: Ranker, ranked: Sequence[int]) -> tuple[int, ...]:
             f"{ranker.n_units - 1}, got {order[:8]}{'…' if len(order) > 8 else ''}"
         )
     return order
-
-
-def _go_to(group: Group, run: Run) -> Run | None:
-    """Advance to the group's first consumer; a group that changes norms needs a way back to its producer."""
-    mark = None
-    if group.narrowings:
-        run.advance(group.first_op)
-        mark = run.fork()
-    run.advance(min(c.use.op for c in group.consumers))
-    return mark
 
 
 def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:

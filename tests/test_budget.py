@@ -16,7 +16,7 @@ import subprune
 from subprune.budget import FRACTIONS, AccuracyCurve, Demand, Rounding, Target, accuracy_curves, allocate
 from subprune.budget.accuracy import measured_counts
 from subprune.budget.rules import by_knapsack
-from subprune.calibrate import Calibration
+from subprune.calibrate import Calibration, Passage
 from subprune.data import batches
 from subprune.errors import BudgetError, DataError
 from subprune.experiments.datasets import load
@@ -25,7 +25,7 @@ from subprune.greedy import KeepOrder
 from subprune.measure import accuracy, agreement, count_parameters
 from subprune.methods import find_method
 from subprune.structure.cost import CostModel
-from subprune.walk import curves
+from subprune.walk import curves, in_order
 
 RULES = ("uniform", "error", "knapsack", "equal-accuracy", "equal-agreement")
 
@@ -231,3 +231,36 @@ def test_rounding() -> None:
     assert [r.up(k, 20) for k in (0, 1, 9, 17)] == [8, 8, 16, 20]
     assert r.down(2, 5) == 5  # a narrow group stays whole
     assert Target("params", 3, "x").quantity == "params"
+
+
+class Branches(nn.Module):
+    """Two branches side by side, one with a norm: its first layer runs before the other branch is decided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+        self.c, self.d = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.norm(self.a(x)).relu(), self.c(x).relu()
+        return self.d(right) * self.b(left)
+
+
+def test_norm_of_a_parallel_branch_is_taken_again() -> None:
+    """The values a later decision looks at are those of the model as it is then: its own error says so."""
+    torch.manual_seed(2)
+    model = Branches().eval()
+    x = torch.randn(200, 6)
+    calibration = Calibration.of(model, batches(x, model))
+    groups = in_order(calibration.structure.inner())
+    passage = Passage(calibration.start(), groups)
+    for group in groups:
+        mark = passage.go_to(group)
+        assert (mark is None) == (not group.narrowings)
+        if mark is not None:
+            assert mark.position == group.first_op < passage.run.position
+    method = find_method("layer-in-change")
+    found = accuracy_curves(calibration, calibration, groups, method, labels=False, fractions=(0.5, 1.0))
+    for group in groups:
+        small = subprune.prune(model, x, method="layer-in-change", budgets={group.name: 4}).model
+        assert found[group.name].values[0] == pytest.approx(agreement(model, small, calibration.batches), abs=0.006)

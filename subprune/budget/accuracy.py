@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.calibrate import Calibration, Run
+from subprune.calibrate import Calibration, Passage, Run
 from subprune.errors import DataError
 from subprune.registry import Method, Ranker
 from subprune.structure import Group
@@ -70,11 +70,11 @@ def accuracy_curves(
     if len(found) == len(groups):
         return found
     goal = _labels(verification) if labels else _dense_predictions(verification)
-    run = verification.start()
+    passage = Passage(verification.start(), groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
             continue
-        curve = _curve(ranker, method, run, goal, reweight, fractions)
+        curve = _curve(ranker, method, passage, goal, reweight, fractions)
         found[ranker.group.name] = curve
         if cache is not None:
             cache.write(ranker.group.name, (curve.counts, curve.values))
@@ -82,17 +82,16 @@ def accuracy_curves(
 
 
 def _curve(
-    ranker: Ranker, method: Method, run: Run, goal: Sequence[Tensor], reweight: bool, fractions: Sequence[float]
+    ranker: Ranker, method: Method, passage: Passage, goal: Sequence[Tensor], reweight: bool, fractions: Sequence[float]
 ) -> AccuracyCurve:
     """One group: rank once, then switch to each number of units and finish the verification run from there."""
     group = ranker.group
     ranking = ranking_of(ranker, method.order(ranker))
-    start = group.first_op if group.narrowings else min(c.use.op for c in group.consumers)
-    run.advance(start)
+    start = passage.go_to(group) or passage.run
     counts = measured_counts(group.n_units, fractions)
     values = []
     for k in counts:
-        probe = run.fork()
+        probe = start.fork()
         state = alone(ranker, ranking, k, reweight)
         probe.tensors, probe.override = state.tensors, {**probe.override, **state.override}
         values.append(_share_right(probe, goal))
