@@ -92,6 +92,11 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 class _Recorder(TorchDispatchMode):
     """Writes down every operation that reaches the dispatcher."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and asking for the compiler would import it: two seconds."""
+        return False
+
     def __init__(self, stack: list[str]) -> None:
         super().__init__()
         self.ops: list[Op] = []

@@ -59,13 +59,13 @@ def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:
 
 def _group_labels(flow: Flow, root: Ids, frozen: Ids, producers: dict[SlotKey, int]) -> Ids:
     """Group of every component: units made in the same dimension belong together."""
-    pairs = []
+    pairs = {}
     for key in producers:
         units = root[flow.slots[key]]
         units = units[~frozen[units]]
         if units.size:
-            pairs.append((units, np.full_like(units, units[0])))
-    return components(flow.space.size, pairs)
+            pairs[units.tobytes()] = (units, np.full_like(units, units[0]))
+    return components(flow.space.size, list(pairs.values()))
 
 
 def _refusals(flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]) -> dict[str, str]:

@@ -24,26 +24,32 @@ FREE: Dim = ()  # the same content at every position of a dimension made by repe
 _MAX_ALTERNATIVES = 4
 
 
-def components(n: int, pairs: Sequence[tuple[Ids, Ids]]) -> Ids:
-    """Smallest member of the connected component of each of ``0 … n-1``."""
+def components(n: int, pairs: Sequence[tuple[Ids, Ids]], known: Ids | None = None) -> Ids:
+    """Smallest member of the connected component of each of ``0 … n-1``.
+
+    `known` is an earlier result for some of the pairs; then just the new ones are needed.
+    """
     parent = np.arange(n, dtype=np.int64)
+    if known is not None:
+        parent[: known.size] = known
     if not pairs:
         return parent
     a = np.concatenate([p[0] for p in pairs])
     b = np.concatenate([p[1] for p in pairs])
-    while a.size:
-        low, high = np.minimum(parent[a], parent[b]), np.maximum(parent[a], parent[b])
-        open_ = low != high
+    while True:
+        a, b = parent[a], parent[b]  # roots: every entry of `parent` is one here
+        open_ = a != b
         if not open_.any():
-            break
-        a, b, low, high = a[open_], b[open_], low[open_], high[open_]
-        np.minimum.at(parent, high, low)
-        while True:
-            shorter = parent[parent]
-            if np.array_equal(shorter, parent):
+            return parent
+        a, b = np.minimum(a, b)[open_], np.maximum(a, b)[open_]
+        np.minimum.at(parent, b, a)
+        while True:  # shorten the chains among the roots that moved, then let everything follow once
+            target = parent[b]
+            further = parent[target]
+            if np.array_equal(further, target):
                 break
-            parent = shorter
-    return parent
+            parent[b] = further
+        parent = parent[parent]
 
 
 @dataclass(eq=False)
@@ -61,6 +67,7 @@ class LabelSpace:
 
     def __init__(self) -> None:
         self.size = 0
+        self._blocks: dict[int, int] = {}  # first id of every call of `new` → how many
         self.pairs: list[tuple[Ids, Ids]] = []
         self.frozen: list[tuple[Ids, str]] = []
         self.frames: list[Frame] = []
@@ -73,6 +80,8 @@ class LabelSpace:
     def new(self, count: int) -> Ids:
         """Fresh ids."""
         ids = np.arange(self.size, self.size + count, dtype=np.int64)
+        if count:
+            self._blocks[self.size] = count
         self.size += count
         return ids
 
@@ -237,11 +246,11 @@ class LabelSpace:
     def solve(self) -> tuple[Ids, dict[int, str]]:
         """Component of every id, and the reason of every frozen component."""
         open_ = list(self.frames)
+        root = self._components()
         for bold in (False, False, True):
-            root = components(self.size, self.pairs)
             frozen = self._mark(root, [ids for ids, _ in self.frozen])
             batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
-            rest = []
+            rest, done = [], len(self.pairs)
             for frame in open_:
                 choice = self._choose(frame, root, frozen, batch, mixed, bold)
                 if choice is None:
@@ -249,12 +258,41 @@ class LabelSpace:
                 else:
                     self._settle(frame, choice)
             open_ = rest
-        root = components(self.size, self.pairs)
+            root = components(self.size, self.pairs[done:], root)
         reasons: dict[int, str] = {}
         for ids, reason in self.frozen:
             for r in np.unique(root[ids]).tolist():
                 reasons.setdefault(r, reason)
         return root, reasons
+
+    def _components(self) -> Ids:
+        """Components of all ties; those of whole dimensions, which are most, as blocks."""
+        leader = {start: start for start in self._blocks}
+
+        def find(x: int) -> int:
+            while leader[x] != x:
+                leader[x] = leader[leader[x]]
+                x = leader[x]
+            return x
+
+        rest = []
+        for a, b in self.pairs:
+            if self._is_block(a) and self._is_block(b) and a.size == b.size:
+                low, high = sorted((find(int(a[0])), find(int(b[0]))))
+                leader[high] = low
+            else:
+                rest.append((a, b))
+        known = np.arange(self.size, dtype=np.int64)
+        for start, count in self._blocks.items():
+            if leader[start] != start:
+                first = find(start)
+                known[start : start + count] = np.arange(first, first + count)
+        return components(self.size, rest, known)
+
+    def _is_block(self, ids: Ids) -> bool:
+        """Whether these are the ids of one call of `new`, all of them and in order."""
+        first = int(ids[0])
+        return self._blocks.get(first) == ids.size and int(ids[-1]) == first + ids.size - 1 and _rising(ids)
 
     def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
         marked = np.zeros(self.size, dtype=bool)
@@ -305,6 +343,10 @@ def _live_axes(flat: Ids) -> list[int]:
         if n > 1 and not np.array_equal(np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)):
             live.append(i)
     return live
+
+
+def _rising(ids: Ids) -> bool:
+    return bool((ids[1:] - ids[:-1] == 1).all())
 
 
 def _spread(ids: Ids, axis: int, sizes: Sequence[int]) -> Ids:
