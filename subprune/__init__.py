@@ -1,6 +1,7 @@
 """One-shot structured pruning by submodular optimisation."""
 
 from subprune.api import prune
+from subprune.export import export
 from subprune.forecast import Forecast
 from subprune.masking import mask
 from subprune.methods import METHODS, Ranker, Ranking, method
@@ -20,6 +21,7 @@ __all__ = [
     "Report",
     "Result",
     "cut",
+    "export",
     "find_groups",
     "load",
     "mask",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import DataError
+from subprune.export import Exported
 from subprune.files import write_atomic
 from subprune.plan import Plan
 from subprune.report.decode import decode
@@ -60,6 +61,7 @@ class Report:
     model: str = ""  # class of the model
     layers: tuple[Layer, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()
+    exports: tuple[Exported, ...] = ()  # files made with `subprune.export`
     command: str = ""  # what reproduces it
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -1,21 +1,207 @@
-"""One self-contained HTML page per report."""
+"""One self-contained HTML page per report: nothing in it is fetched from anywhere."""
 
 from __future__ import annotations
 
 import html
+import math
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from subprune.report.svg import curve, network
+from subprune.report.terminal import percent
+
 if TYPE_CHECKING:
+    from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
 __all__ = ["fragment", "page"]
 
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
 
 def page(report: Report) -> str:
     """The whole page."""
-    return f"<!doctype html><meta charset=utf-8><title>subprune</title>{fragment(report)}"
+    assets = files("subprune.report")
+    css, js = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    name = e(report.model or "model")
+    sections = (_head, _figures, _network, _groups, _curves, _guarantees, _exports, _skipped, _how)
+    body = "".join(section(report) for section in sections)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}, pruned</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<style>{css}</style></head><body><main>{body}</main><script>{js}</script></body></html>"
+    )
 
 
 def fragment(report: Report) -> str:
     """The table for a notebook."""
-    return f"<pre>{html.escape(str(report))}</pre>"
+    return f"<p>{e(report.summary())}</p>{_table(_GROUP_HEAD, _group_rows(report.plan.groups), numbers=(2, 3, 4))}"
+
+
+def e(text: object) -> str:
+    """Names come from models and files: everything is escaped."""
+    return html.escape(str(text))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """Cells are HTML already."""
+    mark = ['class="n"' if i in numbers else "" for i in range(len(head))]
+    top = "".join(f"<th {m}>{e(h)}</th>" for m, h in zip(mark, head, strict=True))
+    lines = ["".join(f"<td {m}>{c}</td>" for m, c in zip(mark, row, strict=True)) for row in rows]
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(f'<tr>{x}</tr>' for x in lines)}</tbody></table>"
+
+
+def _head(r: Report) -> str:
+    target = next(
+        (f"{k} = {r.plan.options[k]}" for k in ("compression", "speedup", "params", "flops", "latency", "keep")
+         if r.plan.options.get(k) is not None),
+        "given budgets",
+    )  # fmt: skip
+    words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
+    return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'
+
+
+def _figures(r: Report) -> str:
+    (p, q), (f, g) = r.parameters, r.flops
+    batch = max(1, r.batch)
+    shown = [
+        (f"{r.compression:.2f}×", f"fewer parameters: {p:,} → {q:,}"),
+        (f"{r.speedup:.2f}×", f"fewer FLOPs an input: {_big(f / batch)} → {_big(g / batch)}"),
+    ]
+    if r.latency is not None:
+        a, b = r.latency
+        shown.append(
+            (f"{a / b:.2f}×" if b else "–", f"faster: {a * 1e3:.3g} → {b * 1e3:.3g} ms for {r.batch} inputs, measured")
+        )
+    if r.accuracy is not None:
+        a, b = r.accuracy
+        shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
+    if not math.isnan(r.agreement):
+        shown.append((percent(r.agreement, 1), "same answer as before, on the calibration data"))
+    if not math.isnan(r.output_change):
+        shown.append((percent(r.output_change), "change of the outputs (squared, relative)"))
+    cells = "".join(f'<div class="figure"><b>{e(b)}</b><span>{e(text)}</span></div>' for b, text in shown)
+    return f'<div class="figures">{cells}</div>'
+
+
+def _big(x: float) -> str:
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= size:
+            return f"{x / size:.3g} {unit}"
+    return f"{x:.3g}"
+
+
+def _network(r: Report) -> str:
+    if not r.layers:
+        return ""
+    legend = (
+        '<p class="soft legend"><i style="background:var(--kept)"></i>kept<i style="background:var(--gone)"></i>'
+        "removed. Input at the top; bars grow with the square root of the width.</p>"
+    )
+    return f'<h2>What went where</h2>{legend}<div class="card net">{network(r.layers)}</div>'
+
+
+_GROUP_HEAD = ("group", "kind", "units", "kept", "error left", "", "read by")
+
+
+def _group_rows(groups: Sequence[GroupPlan]) -> list[list[str]]:
+    rows = []
+    for g in groups:
+        share = len(g.kept) / max(1, g.units)
+        bar = f'<span class="bar"><i style="width:{share:.1%}"></i></span>'
+        readers = e(", ".join(g.consumers[:4]) + (" …" if len(g.consumers) > 4 else ""))
+        rows.append([e(g.name), e(g.kind), str(g.units), str(len(g.kept)), percent(g.error), bar, readers])
+    return rows
+
+
+def _groups(r: Report) -> str:
+    text = "Error left: the share of what the next layers received from these units that is lost after reweighting."
+    table = _table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4))
+    return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll">{table}</div>'
+
+
+def _curves(r: Report) -> str:
+    cards = []
+    for g in r.plan.groups:
+        drawing = curve(g)
+        if drawing:
+            k = len(g.kept)
+            said = f"{k} of {g.units} kept: {percent(g.errors[k]) if k < len(g.errors) else '–'} left"
+            cards.append(
+                f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(said)}</p>{drawing}</div>'
+            )
+    if not cards:
+        return ""
+    text = (
+        "For every number of units: the error that the greedy choice of so many leaves. The dashed line is the choice."
+    )
+    return f'<h2>Error curves</h2><p class="soft">{text}</p><div class="curves">{"".join(cards)}</div>'
+
+
+def _guarantees(r: Report) -> str:
+    if not r.guarantees:
+        return ""
+    head = ("group", "k", "error", "proven: at most", "γ at least", "assumptions")
+    rows = [
+        [e(g.name), str(g.k), percent(g.error), percent(min(g.bound, 1.0)), f"{g.gamma:.3g}",
+         _folded(g.assumptions)]
+        for g in r.guarantees
+    ]  # fmt: skip
+    table = _table(head, rows, numbers=(1, 2, 3, 4))
+    text = "Bounds that hold for this data, beside what was reached; 100% says nothing."
+    return f'<h2>Guarantees</h2><p class="soft">{text}</p><div class="card scroll">{table}</div>'
+
+
+def _folded(lines: Sequence[str]) -> str:
+    return f"<details><summary>{len(lines)} checked</summary>{'<br>'.join(map(e, lines))}</details>"
+
+
+def _exports(r: Report) -> str:
+    if not r.exports:
+        return ""
+    head = ("file", "format", "size", "batch", "differs by", "ms a call", "PyTorch")
+    rows = [
+        [e(x.path), e(x.format), f"{x.bytes / 1e3:,.1f} kB", e(x.batch), f"{x.difference:.1e}",
+         f"{x.latency[1] * 1e3:.3g}", f"{x.latency[0] * 1e3:.3g}"]
+        for x in r.exports
+    ]  # fmt: skip
+    return f'<h2>Exported files</h2><div class="card scroll">{_table(head, rows, numbers=(2, 4, 5, 6))}</div>'
+
+
+def _skipped(r: Report) -> str:
+    notes = "".join(f"<p>{e(n)}</p>" for n in r.notes)
+    if not r.refused:
+        return f"<h2>Left as it was</h2><p class='soft'>Everything that can be pruned was looked at.</p>{notes}"
+    by_reason: dict[str, list[str]] = {}
+    for name, why in r.refused.items():
+        by_reason.setdefault(why, []).append(name)
+    rows = [[e(_listed(names)), e(why)] for why, names in by_reason.items()]
+    return f'<h2>Left as it was, and why</h2><div class="card scroll">{_table(("what", "why"), rows)}</div>{notes}'
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _how(r: Report) -> str:
+    command = r.command or f"subprune.prune(model, data, {_call(r)})"
+    versions = ", ".join(f"{k} {v}" for k, v in r.versions.items())
+    data = f"Data fingerprint {e(r.plan.data)}. " if r.plan.data else ""
+    return (
+        f'<h2>Make it again</h2><div class="card"><pre id="command">{e(command)}</pre>'
+        f'<button data-copy="command">copy</button></div><p class="soft">{data}{e(versions)}</p>'
+    )
+
+
+def _call(r: Report) -> str:
+    """The options that differ from the defaults, as Python."""
+    usual = {"reweight": True, "patches": "all", "batchnorm": "keep", "round_to": 1, "n_samples": 512, "seed": 0}
+    target_decides = any(r.plan.options.get(k) is not None for k in ("keep", "budgets"))
+    given = {
+        k: v for k, v in r.plan.options.items()
+        if v is not None and usual.get(k) != v and not (k == "allocate" and target_decides)
+    }  # fmt: skip
+    return ", ".join(f"{k}={v!r}" for k, v in given.items())
