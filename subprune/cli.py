@@ -13,6 +13,7 @@ from rich.table import Table
 from subprune import __version__
 from subprune.demo import RATIOS, run_demo, table
 from subprune.errors import SubpruneError
+from subprune.experiments.cli import app as experiment
 from subprune.methods import METHODS
 from subprune.progress import progress_bar
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(experiment, name="experiment")
 out = Console()
 
 

@@ -1,0 +1,265 @@
+"""One cell: budgets, pruning, BatchNorm, fine-tuning, honest top-1. Cells of one worker share what they can."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import subprune
+from subprune import measure
+from subprune.batchnorm import recalibrate
+from subprune.budget import RULES, Demand, Rounding, Target, allocate
+from subprune.calibrate import Calibration
+from subprune.data import batches
+from subprune.errors import BudgetError, DataError, OptionError, closest
+from subprune.experiments.datasets import Images, calibration_batches, load, split_verification
+from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
+from subprune.experiments.models import build, load_weights, shipped_lenet
+from subprune.experiments.store import Outcome
+from subprune.experiments.training import count_correct, finetune_recipe, fit
+from subprune.methods import find_method
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+from subprune.walk import in_order
+
+__all__ = ["Context", "check", "load_sources", "run_cell", "run_job"]
+
+MODELS_VARIABLE = "SUBPRUNE_MODELS"
+Stage = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where things lie on the machine that runs a cell; no result depends on it."""
+
+    data_dir: str | None = None
+    models_dir: str | None = None
+    cache: str | None = None  # folder of accuracy curves
+    threads: int = 1
+
+
+def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Iterator[tuple[Cell, Outcome]]:
+    """The cells of a job one after another; an error in one of them is its outcome, and the next follows."""
+    torch.set_num_threads(context.threads)
+    load_sources(job.sources)
+    for cell in job.cells:
+        try:
+            yield cell, run_cell(cell, context, stage)
+        except BudgetError as error:
+            yield cell, Outcome("infeasible", {"note": str(error)})
+        except Exception as error:
+            yield cell, Outcome("failed", {"note": f"{type(error).__name__}: {error}"})
+
+
+def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> Outcome:
+    """Run one cell and measure."""
+    if cell.method == DENSE:
+        found: dict[str, Any] = {"budget_seconds": 0.0, "prune_seconds": 0.0, "kept": "{}"}
+        model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
+    else:
+        small, found = _pruned(cell.pruning, context, stage)
+        model = copy.deepcopy(small)
+        if cell.batchnorm == "recalibrate":
+            recalibrate(model, batches(_calibration(cell, context), model, None))
+    started = time.perf_counter()
+    if cell.finetune != "none":
+        stage("fine-tuning")
+        _finetune(cell, model, context)
+    trained = time.perf_counter()
+    stage("measuring top-1")
+    test = _images(cell.dataset, "test", context.data_dir)
+    test = test.subset(torch.arange(min(cell.test, len(test)))) if cell.test else test
+    correct = count_correct(model, test)
+    size, flops = _size(cell, model, test)
+    dense = _size(cell, _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir), test)
+    return Outcome(
+        "done",
+        {
+            **found,
+            "correct": correct,
+            "images": len(test),
+            "top1": 100 * correct / len(test),
+            "parameters": size,
+            "flops": flops,
+            "compression": dense[0] / size,
+            "speedup": dense[1] / flops,
+            "finetune_seconds": trained - started,
+            "test_seconds": time.perf_counter() - trained,
+        },
+    )
+
+
+def _size(cell: Cell, model: nn.Module, test: Images) -> tuple[int, int]:
+    """Parameters, and FLOPs for one image."""
+    one = test.inputs(torch.arange(1))
+    return measure.count_parameters(model), measure.count_flops(model, ((one,), {}))
+
+
+@functools.lru_cache(maxsize=2)
+def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Module:
+    """The dense network in eval mode; the file's checksum is compared if the experiment gives one."""
+    if weights == "shipped":
+        if name != "lenet":
+            raise OptionError(f'weights is "shipped", and for {name!r} none are; name a file in --models-dir.')
+        return shipped_lenet()[0]
+    root = folder if folder is not None else os.environ.get(MODELS_VARIABLE)
+    if not root:
+        raise DataError(f"the weights {weights!r} need a folder: give --models-dir or set {MODELS_VARIABLE}.")
+    path = Path(root) / weights
+    if not path.is_file():
+        raise DataError(f"{path} is no file; give the --models-dir that holds {weights!r}, or train the network.")
+    if sha256 and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise DataError(f"{path} has checksum {found}, the experiment needs {sha256}; get the right file.")
+    model = build(name)
+    load_weights(model, path)
+    return model.eval()
+
+
+@functools.lru_cache(maxsize=4)
+def _images(dataset: str, split: str, data_dir: str | None) -> Images:
+    return load(dataset, split, data_dir)
+
+
+@functools.lru_cache(maxsize=2)
+def _drawn(dataset: str, data_dir: str | None, n: int, size: int, augmented: bool, seed: int) -> list[Any]:
+    return calibration_batches(_images(dataset, "train", data_dir), n, seed, size, augmented)
+
+
+def _calibration(cell: Cell, context: Context) -> list[tuple[Tensor, Tensor]]:
+    """The cell's few batches of (inputs, labels)."""
+    n = cell.batches * cell.batch_size
+    return _drawn(cell.dataset, context.data_dir, n, cell.batch_size, cell.augmented, cell.seed)
+
+
+@functools.lru_cache(maxsize=1)
+def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict[str, Any]]:
+    """The pruned network, shared by cells that differ only in what comes after."""
+    model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
+    data = _calibration(cell, context)
+    train = _images(cell.dataset, "train", context.data_dir)
+    pool = (train.inputs(), train.labels) if find_method(cell.method).needs_train_data else None
+    started = time.perf_counter()
+    stage("budgets")
+    counts = _budgets(cell, context, model, data, pool, stage)
+    chosen = time.perf_counter()
+    stage("pruning")
+    result = subprune.prune(
+        model, data, method=cell.method, budgets=counts, reweight=cell.reweight, train_data=pool, seed=cell.seed,
+        n_samples=None, progress=False,
+    )  # fmt: skip
+    pruned = time.perf_counter()
+    kept = json.dumps({name: len(units) for name, units in result.plan.kept.items()})
+    return result.model, {"kept": kept, "budget_seconds": chosen - started, "prune_seconds": pruned - chosen}
+
+
+class _UnitTarget(Target):
+    """A limit on the units of all groups together."""
+
+    def size(self, cost: CostModel, counts: Any) -> int:
+        return sum(counts.values())
+
+    def check(self, cost: CostModel, smallest: Any) -> None:
+        if sum(smallest.values()) > self.limit:
+            raise BudgetError(
+                f"{self.asked} allows {self.limit} units, fewer than one for each of {len(smallest)} groups"
+            )
+
+
+class _UnitDemand(Demand):
+    """A share of all units together, handed out by the rule."""
+
+    share: float = 1.0
+
+    @property
+    def target(self) -> Target:
+        units = sum(g.n_units for g in self.groups)
+        return _UnitTarget("units", int(self.share * units + 1e-9), f"keep={self.share:g}")
+
+
+def _budgets(
+    cell: Cell, context: Context, model: nn.Module, data: Sequence[Any], pool: Any, stage: Stage
+) -> dict[str, int]:
+    """Units of every group, by the cell's rule and the curves it names."""
+    calibration = Calibration.of(model, batches(data, model, None))
+    groups = chosen_groups(in_order(calibration.structure.inner()), cell)
+    verify = None
+    if cell.rule in EQUAL:
+        train = _images(cell.dataset, "train", context.data_dir)
+        indices = split_verification(train, cell.verification, cell.seed).verification
+        verify = calibration.on(batches((train.inputs(indices), train.labels[indices]), model, None))
+    pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
+    own = None if pool is None else calibration.on(batches(pool, model, None))
+    demand = (_UnitDemand if pooled else Demand)(
+        calibration=calibration,
+        groups=groups,
+        method=find_method(cell.curves or cell.method),
+        rounding=Rounding(1),
+        reweight=cell.reweight,
+        keep=cell.value if cell.target == "keep" and not pooled else None,
+        compression=cell.value if cell.target == "compression" else None,
+        choices={"seed": cell.seed, "epsilon": None, "patches": "all", "train_data": own},
+        verification=verify,
+        cache=None if context.cache is None else Path(context.cache),
+        tick=lambda _, group: stage(f"curve of {group.name}"),
+    )
+    if isinstance(demand, _UnitDemand):
+        demand.share = cell.value
+        return RULES[cell.rule](demand)
+    return allocate(demand, cell.rule)
+
+
+def chosen_groups(groups: Sequence[Group], cell: Cell) -> list[Group]:
+    """The groups the cell prunes; a pattern that fits none is refused."""
+    names = [g.name for g in groups]
+    for pattern in (*cell.only, *cell.ignore):
+        if not fnmatch.filter(names, pattern):
+            raise OptionError(f"{pattern!r} fits no group; {closest(pattern, names)}prunable are {', '.join(names)}.")
+
+    def fits(name: str, patterns: tuple[str, ...]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    return [g for g in groups if (not cell.only or fits(g.name, cell.only)) and not fits(g.name, cell.ignore)]
+
+
+def _finetune(cell: Cell, model: nn.Module, context: Context) -> None:
+    """As in the paper, on the same few batches or on all training images."""
+    train = _images(cell.dataset, "train", context.data_dir)
+    if cell.finetune == "limited":
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cell.seed))
+        train = train.subset(order[: cell.batches * cell.batch_size])  # those of `calibration_batches`
+    plan = finetune_recipe(cell.model)
+    plan = plan.shortened(cell.finetune_epochs) if cell.finetune_epochs else plan
+    fit(model, train, plan, cell.seed)
+
+
+_LOADED: set[tuple[str, str]] = set()
+
+
+def load_sources(sources: Sequence[tuple[str, str]]) -> None:
+    """Run the user's modules, once in a process, so that their methods and models are registered."""
+    for name, text in sources:
+        if (name, text) not in _LOADED:
+            _LOADED.add((name, text))
+            exec(compile(text, f"{name}.py", "exec"), {"__name__": name})
+
+
+def check(cells: Sequence[Cell], context: Context) -> None:
+    """Find a missing file before the first cell is run, not in each of them."""
+    for name, weights, sha256 in sorted({(c.model, c.weights, c.weights_sha256) for c in cells}):
+        _model(name, weights, sha256, context.models_dir)
+    for dataset in sorted({c.dataset for c in cells}):
+        _images(dataset, "test", context.data_dir)
+        if any(c.method != DENSE and c.dataset == dataset for c in cells):
+            _images(dataset, "train", context.data_dir)

@@ -1,0 +1,114 @@
+"""The paper's figures as PNG: top-1 against compression, with and without reweighting. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from subprune.errors import OptionError
+from subprune.experiments.config import Config
+from subprune.experiments.tables import LABELS, OURS, Group, Point
+from subprune.storage import write_atomic
+
+__all__ = ["COLOURS", "colour", "figure_name", "methods_in_order", "panels", "setting_title", "write_figures"]
+
+COLOURS = {
+    "asym-in-change": "#b2182b",
+    "seq-in-change": "#ef6548",
+    "layer-in-change": "#f5a623",
+    "act-grad": "#2166ac",
+    "layer-act-grad": "#67a9cf",
+    "layer-weight-norm": "#1b7837",
+    "weight-norm": "#7fbf7b",
+    "layer-sampling": "#762a83",
+    "layer-greedy-fs": "#8c510a",
+    "layer-greedy-fs-fd": "#c8a165",
+    "random": "#4d4d4d",
+    "layer-random": "#a0a0a0",
+}
+
+
+def colour(method: str) -> str:
+    """A method's colour; a user's own methods share one."""
+    return COLOURS.get(method, "#d01c8b")
+
+
+def panels(found: dict[Group, list[Point]]) -> list[tuple[str, str]]:
+    """The (batchnorm, finetune) pairs there is a figure for."""
+    order = ("none", "limited", "full")
+    return sorted({(g[2], g[3]) for g in found}, key=lambda p: (order.index(p[1]), p[0]))
+
+
+def figure_name(batchnorm: str, finetune: str) -> str:
+    """File name without suffix."""
+    return f"top1-finetune-{finetune}" + ("" if batchnorm == "keep" else f"-batchnorm-{batchnorm}")
+
+
+def methods_in_order(found: dict[Group, list[Point]]) -> list[str]:
+    """The paper's order, then a user's own methods."""
+    present = {g[0] for g in found}
+    return [m for m in LABELS if m in present] + sorted(present - set(LABELS))
+
+
+def write_figures(config: Config, found: dict[Group, list[Point]], dense: float, folder: Path) -> list[Path]:
+    """One PNG for each BatchNorm and fine-tuning setting."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise OptionError("figures need matplotlib; run pip install 'subprune[experiments]'.") from error
+    written = []
+    for batchnorm, finetune in panels(found):
+        figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True, layout="constrained")
+        for axis, reweight in zip(axes, (True, False), strict=True):
+            _draw(axis, config, found, dense, reweight, batchnorm, finetune)
+        handles, labels = axes[1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+        figure.suptitle(f"{config.title or config.name}: {setting_title(batchnorm, finetune)}")
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
+        pyplot.close(figure)
+        written.append(write_atomic(folder / f"{figure_name(batchnorm, finetune)}.png", content.getvalue()))
+    return written
+
+
+def setting_title(batchnorm: str, finetune: str) -> str:
+    """What was done after pruning, in words."""
+    words = {"none": "No fine-tuning", "limited": "Fine-tuned on the same batches", "full": "Fine-tuned on all data"}
+    return words[finetune] + (", BatchNorm re-estimated" if batchnorm == "recalibrate" else "")
+
+
+def _draw(
+    axis: Any,
+    config: Config,
+    found: dict[Group, list[Point]],
+    dense: float,
+    reweight: bool,
+    batchnorm: str,
+    finetune: str,
+) -> None:
+    for method in methods_in_order(found):
+        if not reweight and method in OURS:  # faded, for reference
+            _line(axis, found.get((method, True, batchnorm, finetune), []), dense, method, faded=True)
+        _line(axis, found.get((method, reweight, batchnorm, finetune), []), dense, method)
+    axis.set_xscale("log", base=2 if config.target == "compression" else 10)
+    ticks = list(config.values)
+    axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
+    axis.set_xlabel("compression ratio" if config.target == "compression" else "share of channels kept")
+    axis.set_title("with reweighting" if reweight else "without reweighting")
+    axis.grid(alpha=0.3)
+    if reweight:
+        axis.set_ylabel("top-1 accuracy, %")
+
+
+def _line(axis: Any, own: Sequence[Point], dense: float, method: str, faded: bool = False) -> None:
+    if not own:
+        return
+    pairs = sorted([(1.0, dense, 0.0), *((p.value, p.top1, p.std) for p in own)])
+    x, y, error = zip(*pairs, strict=True)
+    style: dict[str, Any] = {"alpha": 0.3, "linestyle": "--"} if faded else {"label": LABELS.get(method, method)}
+    axis.errorbar(x, y, yerr=error, color=colour(method), marker=".", capsize=2, linewidth=1.3, **style)
