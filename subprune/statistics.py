@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError
 from subprune.patches import MAX_BYTES, Convolution, conv_rows, patches, random_rows
-from subprune.shifts import Products, can_shift, shifted_products
+from subprune.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 
 __all__ = [
     "RANK_TOLERANCE",
@@ -115,11 +115,6 @@ def _working(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
 
 
-def _sum_device(device: torch.device) -> torch.device:
-    """Where float64 sums can be kept: the device itself, or the CPU if it has no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
-
-
 class Accumulator:
     """Sums of ``BᵀB``, ``BᵀY`` and ``‖Y‖²`` over rows that arrive in pieces.
 
@@ -134,7 +129,8 @@ class Accumulator:
         self.rows = 0
         self._energy = 0.0
         self._precision = torch.finfo(torch.float64).eps  # the worst so far
-        self._sums: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._products: Products | None = None
+        self._target_sums = torch.zeros(m, dtype=torch.float64)
 
     def update(self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES) -> None:
         """Add rows [n, d] and their targets [n, m] (None if m is 0)."""
@@ -152,43 +148,44 @@ class Accumulator:
     def _add(self, rows: Tensor, targets: Tensor) -> None:
         """Add one chunk."""
         rows, targets = _working(rows, targets)
-        products = Products(rows.T @ rows, rows.T @ targets, _wide_sum(rows), len(rows))
-        self.add(products, targets)
+        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1))))
+        self.add_totals(totals)
+        self.add_products(Products(rows.T @ rows, rows.T @ targets, totals.sums, len(rows), rows.dtype))
 
-    def add(self, products: Products, targets: Tensor) -> None:
-        """Add products made elsewhere, and the targets [n, m] they were made with."""
-        device = _sum_device(products.gram.device)
-        column_sums, target_sums = products.sums.to(device), _wide_sum(targets).to(device)
-        for name, total in (("inputs", column_sums), ("targets", target_sums)):
+    def add_totals(self, totals: Totals) -> None:
+        """Add what the targets of new rows sum to, and see that all sums are finite."""
+        for name, total in (("inputs", totals.sums), ("targets", totals.targets)):
             if not bool(torch.isfinite(total).all()):
                 raise DataError(
                     f"{self.where}: the {name} contain NaN or infinity; check the calibration data, and "
                     "that the model gives finite activations on it in eval mode"
                 )
-        if self._sums is None:
-            shapes = ((self.d, self.d), (self.d, self.m), (self.d,), (self.m,))
-            gram, cross, sums, totals = (column_sums.new_zeros(shape) for shape in shapes)
-            self._sums = (gram, cross, sums, totals)
-        gram, cross, sums, totals = self._sums
-        gram += products.gram.to(device)
-        cross += products.cross.to(device)
-        sums += column_sums
-        totals += target_sums
-        self._precision = max(self._precision, torch.finfo(products.gram.dtype).eps)
-        self._energy += float(targets.to(device).square().sum(dtype=torch.float64))
-        self.rows += products.rows
+        self._target_sums = totals.targets + self._target_sums.to(totals.targets.device)
+        self._energy += totals.energy
 
-    def _totals(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if self._sums is None:
+    def add_products(self, new: Products) -> None:
+        """Add products made elsewhere; their totals are added apart. Float64 ones are taken over, not copied."""
+        self._precision = max(self._precision, torch.finfo(new.made_in).eps)
+        self.rows += new.rows
+        if self._products is None:
+            device = sum_device(new.gram.device)
+            gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
+            self._products = Products(gram, cross, sums, 0, torch.float64)
+            return
+        for total, part in zip(self._products.tensors(), new.tensors(), strict=True):
+            total += part.to(total.device)
+
+    def _gathered(self) -> Products:
+        if self._products is None:
             raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
-        gram, cross, sums, totals = self._sums
-        return (gram + gram.T).div_(2), cross.clone(), sums.clone(), totals.clone()
+        _symmetrise(self._products.gram)
+        return self._products
 
     def result(self) -> Statistics:
-        """The statistics of all rows seen so far."""
-        gram, cross, sums, totals = self._totals()
-        units = self.units.to(gram.device)
-        stats = Statistics(gram, cross, self._energy, self.rows, sums, totals, units, self._precision)
+        """The statistics of all rows seen so far; they share memory with the accumulator."""
+        found = self._gathered()
+        units, totals = self.units.to(found.gram.device), self._target_sums
+        stats = Statistics(found.gram, found.cross, self._energy, self.rows, found.sums, totals, units, self._precision)
         stats.check_finite(self.where)
         return stats
 
@@ -197,7 +194,8 @@ class Accumulator:
 
         ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
         """
-        gram, _, sums, _ = self._totals()
+        found = self._gathered()
+        gram, sums = found.gram, found.sums
         if weight.ndim != 2 or weight.shape[0] != self.d:
             raise DataError(f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]")
         weight = weight.detach().to(gram.device, torch.float64)
@@ -210,11 +208,14 @@ class Accumulator:
         return stats
 
 
-def _wide_sum(x: Tensor) -> Tensor:
-    """Column sums of x [n, d] in float64 where the device has it."""
-    if x.device.type == "mps":
-        return x.sum(0).cpu().double()
-    return x.sum(0, dtype=torch.float64)
+def _symmetrise(gram: Tensor) -> None:
+    """gram [d, d] ← (gram + gramᵀ) / 2, in place and in little memory."""
+    step = max(1, MAX_BYTES // (8 * max(1, len(gram))))
+    for i in range(0, len(gram), step):
+        rows = gram[i : i + step, i:]
+        mean = rows.add(gram[i:, i : i + step].T).div_(2)
+        gram[i : i + step, i:] = mean
+        gram[i:, i : i + step] = mean.T
 
 
 @dataclass(frozen=True)
@@ -280,6 +281,7 @@ class ConsumerStatistics:
     ) -> None:
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
         self.generator = generator
+        self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}  # by the size of the inputs, one per block
         m = 0 if symmetric else consumer.outputs // consumer.groups
         self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
 
@@ -314,20 +316,23 @@ class ConsumerStatistics:
             part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
 
     def _add_shifted(self, b: Tensor, y: Tensor | None, conv: Convolution) -> None:
-        """The same for b [N, inputs, *spatial], y [N, outputs, *out], some images at a time, no patches."""
+        """The same for b [N, inputs, *spatial], y [N, outputs, *out], without patches."""
         self._check_columns(b.shape[1] * conv.taps)
-        image = b[:1].numel() + (0 if y is None else y[:1].numel())
-        step = max(1, self.max_bytes // (3 * 4 * image))  # padded, core, and placed targets
-        for start in range(0, b.shape[0], step):
-            own = _working(*(x[start : start + step] for x in (b, y) if x is not None))
-            inputs = own[0].chunk(self.consumer.groups, 1)
-            outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
-            for part, x, target in zip(self.parts, inputs, outputs, strict=True):
-                products = shifted_products(x, target, conv)
-                if target is None:
-                    part.add(products, x.new_zeros(0, 0))
-                else:
-                    part.add(products, target.movedim(1, -1).reshape(-1, target.shape[1]))
+        size = tuple(b.shape[2:])
+        if size not in self.shifted:
+            self.shifted[size] = [ShiftSums(conv, size, p.d // conv.taps, p.m) for p in self.parts]
+        own = _working(*(x for x in (b, y) if x is not None))
+        inputs = own[0].chunk(self.consumer.groups, 1)
+        outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
+        for part, sums, x, target in zip(self.parts, self.shifted[size], inputs, outputs, strict=True):
+            part.add_totals(sums.update(x, target))
+
+    def _settle(self) -> None:
+        """Move what was collected by shifts into the accumulators."""
+        for blocks in self.shifted.values():
+            for part, sums in zip(self.parts, blocks, strict=True):
+                part.add_products(sums.result())
+        self.shifted = {}
 
     def _check_columns(self, found: int) -> None:
         if found != sum(part.d for part in self.parts):
@@ -341,6 +346,7 @@ class ConsumerStatistics:
         if (weight is None) == self.symmetric:
             form = "symmetric: result needs" if self.symmetric else "asymmetric: result takes no"
             raise OptionError(f"{self.consumer.where}: these statistics are {form} the layer's weight")
+        self._settle()
         if weight is None:
             return [part.result() for part in self.parts]
         blocks = self.consumer.weight_blocks(weight)

@@ -157,9 +157,10 @@ def test_chunks_are_bounded_and_complete(max_bytes: int) -> None:
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("padding_mode", MODES)
-def test_shifts_equal_patches(dims: int, padding_mode: str) -> None:
-    x = normal(0, 3, 4, *(9, 10, 8)[:dims])
-    for kernel, padding, dilation in product([2, 3], [0, 1, 2, "same"], [1, 2]):
+@pytest.mark.parametrize("size", [(9, 10, 8), (5, 5, 5)])
+def test_shifts_equal_patches(dims: int, padding_mode: str, size: tuple[int, ...]) -> None:
+    x = normal(0, 3, 4, *size[:dims])
+    for kernel, padding, dilation in product([2, 3] if dims < 3 else [2], [0, 1, 2, "same"], [1, 2]):
         sizes = (kernel,) * (dims - 1) + (3,)
         conv = Convolution.make(sizes, 1, padding, dilation, padding_mode)
         rows = patches(x, sizes, 1, padding, dilation, padding_mode)
@@ -171,11 +172,33 @@ def test_shifts_equal_patches(dims: int, padding_mode: str) -> None:
         assert found.rows == len(rows)
 
 
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding"), [((1, 1), 3, 1), ((2, 2), 3, 1), ((2, 3), 5, 2), ((3, 2), 5, 4)]
+)
+def test_shifts_on_maps_smaller_than_the_kernel(size: tuple[int, int], kernel: int, padding: int) -> None:
+    x = normal(0, 7, 3, *size)
+    conv = Convolution.make((kernel, kernel), 1, padding)
+    rows = patches(x, (kernel, kernel), 1, padding)
+    y = normal(1, 7, *conv.windows(x).shape[1:3], 2)
+    found = shifted_products(x, y.movedim(-1, 1), conv)
+    for a, b in ((found.gram, rows.T @ rows), (found.cross, rows.T @ y.reshape(-1, 2)), (found.sums, rows.sum(0))):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_columns_that_see_only_zeros_are_exactly_zero() -> None:
+    x = torch.zeros(4, 2, 6, 6)
+    x[:, 0, -1] = normal(0, 4, 6, dtype=torch.float32)  # a channel that lives on the last line
+    gram = shifted_products(x, None, Convolution.make((3, 3), padding=1)).gram
+    assert float(gram.diagonal()[:3].abs().max()) == 0.0
+    assert float(gram.diagonal()[3:9].min()) > 0.0
+
+
 def test_shifts_are_used_where_they_pay() -> None:
     assert can_shift(Convolution.make((3, 3), padding=1), (8, 8))
-    assert not can_shift(Convolution.make((3, 3), padding=1), (4, 4))
+    assert can_shift(Convolution.make((3, 3), padding=1), (2, 2))
     assert not can_shift(Convolution.make((3, 3), 2, 1), (32, 32))
     assert not can_shift(Convolution.make((1, 1)), (32, 32))
+    assert not can_shift(Convolution.make((31, 31), padding=15), (32, 32))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
