@@ -1,4 +1,4 @@
-"""LeNet on MNIST at c = 2 … 32, three variants, two label-free budget rules, five seeds, beside the paper.
+"""LeNet on MNIST at c = 2 … 32, three variants, three label-free budget rules, five seeds, beside the paper.
 
     python experiments/lenet_table.py --output experiments/results/lenet [--paper paper_tables.csv] [--readme README.md]
 
@@ -26,7 +26,7 @@ from subprune.experiments.training import count_correct
 METHODS = {"AsymInChange": "asym-in-change", "SeqInChange": "seq-in-change", "LayerInChange": "layer-in-change"}
 RATIOS = (2, 4, 8, 16, 32)
 SEEDS = (42, 43, 44, 45, 46)
-RULES = ("uniform", "error")
+RULES = {"uniform": "equal fractions", "error": "error threshold", "knapsack": "knapsack (default)"}
 PAPER_DENSE = 97.75
 
 
@@ -74,7 +74,7 @@ def markdown(dense: float, rows: list[dict[str, object]], paper: dict[tuple[str,
         "|---|---|" + "---|" * len(RATIOS),
     ]
     for label in METHODS:
-        for rule, name in (("uniform", "equal fractions"), ("error", "error threshold")):
+        for rule, name in RULES.items():
             values = [cells[label, rule, c] for c in RATIOS]
             texts = [f"{mean(v):.1f} ± {pstdev(v):.1f} ({mean(v) / dense:.1%})" for v in values]
             lines.append(f"| {label} | {name} | " + " | ".join(texts) + " |")
