@@ -32,8 +32,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# One thread per worker: two multi-threaded runs on the same cores starve each other.
 unit: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 clean:
 	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache build dist
