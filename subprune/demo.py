@@ -55,6 +55,7 @@ def run_demo(
         result = prune(model, data, compression=ratio, seed=seed, progress=False)
         file = f"lenet-{ratio:g}x.safetensors"
         save(result, output / file)
+        result.report.save_html((output / file).with_suffix(".html"))
         rows.append(Row.of(ratio, before, result, test, file))
     _write_report(output, rows, model)
     return rows

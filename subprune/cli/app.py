@@ -1,0 +1,78 @@
+"""The app, and the entry point that turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 an error nobody foresaw, 2 bad input, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from subprune import __version__
+from subprune.cli import demo, export, inspect, methods, prune, report
+from subprune.cli.console import err, out
+from subprune.errors import SubpruneError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="One-shot structured pruning: a smaller dense network in seconds, without labels or fine-tuning.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for module in (demo, inspect, prune, export, report, methods):
+    module.register(app)
+with contextlib.suppress(ImportError):
+    from subprune.experiments.cli import app as experiment
+
+    app.add_typer(experiment, name="experiment")
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.print(f"subprune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Entry point: errors of ours are one line, not a traceback."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except SubpruneError as error:
+        _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("stopped; no file was left half-written, and the same command goes on where it can", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if callable(show):  # an unknown option, a missing value: the command line library words these
+            show()
+            sys.exit(int(getattr(error, "exit_code", 2)))
+        traceback.print_exc()
+        _fail(f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above", 1)
+
+
+def _fail(text: str, code: int) -> None:
+    err.print(f"[red]error:[/red] {escape(text)}", highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

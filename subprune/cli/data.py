@@ -1,0 +1,135 @@
+"""The data that a command is about: a built-in set, a file, a folder of images, or a Python callable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subprune.cli.arrays import IMAGES, read_arrays, read_image
+from subprune.cli.models import call, find_callable
+from subprune.errors import DataError, OptionError, closest
+from subprune.experiments.datasets import calibration_batches, dataset_names
+from subprune.experiments.datasets import load as load_dataset
+
+__all__ = ["DataChoice", "load_data"]
+
+_LABELS = ("labels", "label", "y", "targets", "target")
+_MOST_FILES = 100_000
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The options that say where inputs come from and how they are prepared."""
+
+    spec: str
+    n_samples: int = 512
+    seed: int = 0
+    folder: Path | None = None  # of the built-in data sets
+    resize: int | None = None
+    mean: str = ""
+    std: str = ""
+
+    def __post_init__(self) -> None:
+        if self.n_samples < 1:
+            raise OptionError(f"--n-samples must be at least 1, got {self.n_samples}")
+        if self.resize is not None and not 1 <= self.resize <= 8192:
+            raise OptionError(f"--resize must be a number of pixels from 1 to 8192, got {self.resize}")
+
+
+def load_data(choice: DataChoice) -> Any:
+    """Something `prune` takes: labels come along where the source has them."""
+    spec, path = choice.spec, Path(choice.spec)
+    if spec in dataset_names():
+        images = load_dataset(spec, "train", choice.folder)
+        return calibration_batches(images, min(choice.n_samples, len(images)), choice.seed)
+    if path.suffix in (".npy", ".npz", ".safetensors") and not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"--data {spec!r} is not a file")
+        return _from_arrays(path, choice)
+    if path.is_dir():
+        return _prepared(_folder(path, choice), choice)
+    if ":" in spec:
+        return call(find_callable(spec, "--data"), spec, "--data")
+    raise OptionError(
+        f"--data {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
+        ".safetensors file, a folder of images, or package.module:callable"
+    )
+
+
+def _from_arrays(path: Path, choice: DataChoice) -> Any:
+    """One array is the input; several are keyword arguments of the model; labels are known by their name."""
+    arrays = read_arrays(path, choice.n_samples)
+    labels = next((arrays.pop(n) for n in _LABELS if n in arrays and len(arrays) > 1), None)
+    sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
+    if len(sizes) != 1 or sizes == {0}:
+        shapes = {n: tuple(x.shape) for n, x in arrays.items()}
+        raise DataError(f"{path} holds arrays of different or no length: {shapes}; each needs one row per input")
+    if labels is not None and (labels.ndim < 1 or {labels.shape[0]} != sizes):
+        raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
+    if len(arrays) > 1:
+        item = {n: _numbers(x) for n, x in arrays.items()}
+        return [item if labels is None else {**item, "labels": labels.long()}]
+    inputs = _prepared(_numbers(next(iter(arrays.values()))), choice)
+    return inputs if labels is None else (inputs, labels.long())
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Pixels (bytes) as 0 … 1, other whole numbers as int64, fractions as float32."""
+    if x.dtype == torch.uint8 and x.ndim >= 3:
+        return x.float() / 255
+    if x.dtype == torch.bool:
+        return x
+    return x.float() if x.is_floating_point() else x.long()
+
+
+def _folder(path: Path, choice: DataChoice) -> Tensor:
+    """The first images of a folder and those below it, in the order of their names."""
+    found = []
+    for file in sorted(path.rglob("*")):
+        if file.suffix.lower() in IMAGES and file.is_file() and not file.name.startswith("."):
+            found.append(file)
+        if len(found) >= min(choice.n_samples, _MOST_FILES):
+            break
+    if not found:
+        raise DataError(f"--data {path} is a folder without images; allowed are {', '.join(IMAGES)}")
+    images: list[Tensor] = []
+    shapes: dict[tuple[int, ...], str] = {}
+    for file in found:
+        image = read_image(file)
+        if choice.resize is not None:
+            image = F.interpolate(image[None], (choice.resize,) * 2, mode="bilinear", antialias=True)[0]
+        images.append(image)
+        shapes.setdefault(tuple(image.shape), file.name)
+    if len(shapes) > 1:
+        seen = ", ".join(f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3])
+        raise DataError(f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike")
+    return torch.stack(images)
+
+
+def _prepared(x: Tensor, choice: DataChoice) -> Tensor:
+    """(x − mean) / std for each channel, where asked for."""
+    if not choice.mean and not choice.std:
+        return x
+    channels = x.shape[1] if x.ndim == 4 else 1
+    mean = _per_channel("--mean", choice.mean or "0", channels)
+    std = _per_channel("--std", choice.std or "1", channels)
+    if not x.is_floating_point() or x.ndim != 4:
+        raise OptionError(f"--mean and --std are for images; the data is {x.dtype} of shape {tuple(x.shape)}")
+    if bool((std <= 0).any()):
+        raise OptionError(f"--std must be positive, got {choice.std!r}")
+    return (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
+
+
+def _per_channel(option: str, text: str, channels: int) -> Tensor:
+    try:
+        values = [float(t) for t in text.split(",")]
+    except ValueError as error:
+        raise OptionError(f"{option} must be numbers with commas between, got {text!r}") from error
+    if len(values) not in (1, channels):
+        raise OptionError(f"{option} has {len(values)} numbers for {channels} channels; give 1 or {channels}")
+    return torch.tensor(values)

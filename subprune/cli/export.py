@@ -1,0 +1,67 @@
+"""``subprune export``"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subprune.cli import options as o
+from subprune.cli.console import out, print_json, say
+from subprune.cli.models import load_model
+from subprune.errors import DataError, OptionError
+from subprune.export import Exported
+from subprune.export import export as run
+from subprune.files import write_atomic
+from subprune.report import Report
+
+__all__ = ["register"]
+
+EXAMPLES = """Example: `subprune export small/model.safetensors --model lenet-mnist --onnx --torch-export`"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(export)
+
+
+def export(
+    saved: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="A model that `subprune prune` saved.")],
+    model: o.Model,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file.")] = False,
+    torch_export: Annotated[bool, typer.Option("--torch-export", help="Write a torch.export file.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder [default: where the model is].")] = None,
+    json: o.Json = False,
+) -> None:
+    """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch to 1e-4."""
+    if not onnx and not torch_export:
+        raise OptionError("nothing to write: give --onnx, --torch-export or both")
+    if saved.suffix != ".safetensors":
+        raise DataError(f"{str(saved)!r} is not a .safetensors file; give one that `subprune prune` or save() wrote")
+    small = load_model(model, saved)
+    folder = output or saved.parent
+    endings = ([".onnx"] if onnx else []) + ([".pt2"] if torch_export else [])
+    done = tuple(run(small, folder / f"{saved.stem}{ending}") for ending in endings)
+    _add_to_report(saved.parent / "report.json", done)
+    if json:
+        print_json([d.to_dict() for d in done])
+        return
+    for d in done:
+        out.print(str(d), highlight=False, markup=False, soft_wrap=True)
+
+
+def _add_to_report(path: Path, done: tuple[Exported, ...]) -> None:
+    """The report beside the model, if there is one, gets the new files."""
+    if not path.is_file():
+        return
+    try:
+        report = Report.from_json(path.read_bytes(), path.name)
+    except DataError as error:
+        say(f"the report was not changed: {error}")
+        return
+    names = {d.path for d in done}
+    report = replace(report, exports=(*(x for x in report.exports if x.path not in names), *done))
+    write_atomic(path, report.to_json().encode())
+    report.save_html(path.with_suffix(".html"))

@@ -1,0 +1,39 @@
+"""``subprune methods``"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from subprune.budget import RULES
+from subprune.cli.console import out, print_json
+from subprune.methods import METHODS
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(methods)
+
+
+def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+    """List the pruning methods and the budget rules."""
+    found = sorted(METHODS.items())
+    if json:
+        listed = [
+            {"name": name, "form": m.form, "needs_labels": m.needs_labels, "allocate": m.allocate, "what": m.summary}
+            for name, m in found
+        ]
+        print_json({"methods": listed, "allocate": list(RULES)})
+        return
+    table = Table("method", "statistics", "needs labels", "what it does")
+    for name, m in found:
+        table.add_row(name, m.form, "yes" if m.needs_labels else "no", m.summary)
+    out.print(table)
+    rules = Table("allocate", "how the target is shared out over the layers")
+    for name, rule in RULES.items():
+        rules.add_row(name, (rule.__doc__ or "").strip().split("\n")[0])
+    out.print(rules)

@@ -1,0 +1,145 @@
+"""The model that a command is about: a built-in name or a Python callable, with weights from a file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from subprune.errors import DataError, OptionError, closest
+from subprune.experiments.models import build, model_names, shipped_lenet
+from subprune.experiments.weights import load_weights
+from subprune.storage import load
+
+__all__ = ["find_callable", "load_model"]
+
+SHIPPED = "lenet-mnist"
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+
+
+def load_model(spec: str, weights: Path | None) -> nn.Module:
+    """The model of ``--model`` with the weights of ``--weights``, in eval mode."""
+    if ":" in spec:
+        made = call(find_callable(spec, "--model"), spec, "--model")
+        if not isinstance(made, nn.Module):
+            raise OptionError(f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module")
+        model = made
+    elif spec == SHIPPED:
+        model = shipped_lenet()[0]
+    elif spec in model_names():
+        model = build(spec)
+    else:
+        known = [SHIPPED, *model_names()]
+        raise OptionError(
+            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, file.py:callable, or one of "
+            f"{', '.join(known)}"
+        )
+    return (model if weights is None else _with_weights(model, weights)).eval()
+
+
+def find_callable(spec: str, option: str) -> Any:
+    """What ``package.module:name`` or ``file.py:name`` stands for; the working folder can be imported from."""
+    place, _, name = spec.rpartition(":")
+    if not place or not name.replace(".", "").isidentifier():
+        raise OptionError(f"{option} {spec!r} must look like package.module:callable or file.py:callable")
+    try:
+        found: Any = _module(place)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        names = [n for n in vars(found) if not n.startswith("_")] if isinstance(found, ModuleType) else []
+        raise OptionError(f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}") from error
+    except Exception as error:
+        raise OptionError(f"{option} {spec}: {place} cannot be imported: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {place!r}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{place} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return importlib.import_module(place)
+
+
+def call(found: Any, spec: str, option: str) -> Any:
+    """The object itself, or what it returns; an error inside it is named."""
+    if isinstance(found, nn.Module) or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise OptionError(f"{option} {spec} failed when called: {type(error).__name__}: {error}") from error
+
+
+def _with_weights(model: nn.Module, path: Path) -> nn.Module:
+    if not path.is_file():
+        raise DataError(f"--weights {path} is not a file; give a .safetensors or .pt file")
+    if path.suffix == ".safetensors":
+        if _saved_by_us(path):
+            return load(model, path)
+        load_weights(model, path)
+        return model
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        raise DataError(f"--weights {path} ends in {path.suffix!r}; allowed are .safetensors, .pt, .pth and .bin")
+    _fill(model, _read_pickle(path), path)
+    return model
+
+
+def _saved_by_us(path: Path) -> bool:
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return str((file.metadata() or {}).get("format", "")).startswith("subprune-")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"--weights {path} is damaged or not a safetensors file: {error}") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Tensors of a checkpoint, read with ``weights_only=True``: no code in the file is run."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError,
+            IndexError, ImportError, AssertionError, OverflowError, MemoryError, UnicodeError) as error:  # fmt: skip
+        text = str(error).strip().split("\n")[0][:200]
+        raise DataError(
+            f"--weights {path} cannot be read as plain tensors ({type(error).__name__}: {text}); save "
+            "model.state_dict() alone, best as safetensors"
+        ) from error
+    for key in _WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content or not all(isinstance(x, Tensor) for x in content.values()):
+        raise DataError(f"--weights {path} holds no dictionary of tensors; save model.state_dict()")
+    return {str(k).removeprefix("module."): x for k, x in content.items()}
+
+
+def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    wanted = model.state_dict()
+    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
+    other = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
+    missing = [k for k in missing if not k.endswith("num_batches_tracked")]
+    if missing or extra or other:
+        raise DataError(
+            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown {extra[:3]}, other "
+            f"shape {other[:3]}; build the model the file was saved from"
+        )
+    model.load_state_dict(state, strict=False)

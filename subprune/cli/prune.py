@@ -1,0 +1,151 @@
+"""``subprune prune``"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from subprune.api import prune as run
+from subprune.cli import options as o
+from subprune.cli.console import out, print_json, say
+from subprune.cli.data import DataChoice, load_data
+from subprune.cli.models import load_model
+from subprune.errors import OptionError
+from subprune.files import write_atomic
+from subprune.forecast import Forecast
+from subprune.methods import find_method
+from subprune.result import Result
+from subprune.storage import save
+
+__all__ = ["register"]
+
+TARGETS = "Target (exactly one)"
+EXAMPLES = """Examples:
+
+* `subprune prune --model lenet-mnist --data mnist-sample --compression 4 --output small`
+* `subprune prune --model my.nets:resnet18 --weights resnet18.pt --data images/ --resize 224 --speedup 2 --output small`
+* `subprune prune --model net.py:build --data inputs.npz --params 50% --dry-run`
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(prune)
+
+
+def _target(text: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=TARGETS)
+
+
+def prune(
+    model: o.Model,
+    data: o.Data,
+    weights: o.Weights = None,
+    compression: Annotated[float | None, _target("Parameters before / after.")] = None,
+    speedup: Annotated[float | None, _target("FLOPs before / after.")] = None,
+    params: Annotated[str | None, _target("Parameters left: a number, or a share such as 50%.")] = None,
+    flops: Annotated[str | None, _target("FLOPs left for one input: a number, or a share such as 50%.")] = None,
+    keep: Annotated[float | None, _target("Fraction of the units of every group.")] = None,
+    budget: Annotated[list[str] | None, _target("GROUP=UNITS, as often as needed.")] = None,
+    method: Annotated[str, typer.Option(help="See `subprune methods`.")] = "asym-in-change",
+    allocate: Annotated[str | None, typer.Option(help="Budget rule; see `subprune methods`.")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the model and the reports.")] = Path("pruned"),
+    verify: Annotated[str | None, typer.Option(help="Labelled data, as --data, for accuracy.")] = None,
+    n_samples: o.Samples = 512,
+    seed: o.Seed = 0,
+    round_to: Annotated[int, typer.Option(help="Numbers of units are multiples of this.")] = 1,
+    reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
+    batchnorm: Annotated[str, typer.Option(help="keep, or recalibrate.")] = "keep",
+    time: Annotated[bool, typer.Option("--time", help="Measure latency before and after.")] = False,
+    guarantees: Annotated[bool, typer.Option("--guarantees", help="Add proven bounds to the report.")] = False,
+    data_dir: o.DataDir = None,
+    resize: o.Resize = None,
+    mean: o.Mean = "",
+    std: o.Std = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, and what it costs.")] = False,
+    json: o.Json = False,
+) -> None:
+    """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
+    choice = DataChoice(data, n_samples, seed, data_dir, resize, mean, std)
+    net = load_model(model, weights)
+    options: dict[str, Any] = {
+        "compression": compression, "speedup": speedup, "params": _amount(params), "flops": _amount(flops),
+        "keep": keep, "budgets": _budgets(budget), "method": method, "allocate": allocate, "seed": seed,
+        "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm, "n_samples": n_samples,
+    }  # fmt: skip
+    if verify is not None:
+        options["verify_data"] = load_data(replace(choice, spec=verify))
+    if (allocate or find_method(method).allocate or "").startswith("equal-"):
+        options["cache"] = output / "cache"
+    inputs = load_data(choice)
+    if dry_run:
+        _show_forecast(run(net, inputs, dry_run=True, progress=False if json else None, **options), json)
+        return
+    _check_output(output)
+    result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
+    if guarantees:
+        result = _guaranteed(result, net, load_data(choice), n_samples)
+    _write(result, output, json)
+
+
+def _amount(text: str | None) -> str | float | None:
+    if text is None or text.strip().endswith("%"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        return text  # refused, with an explanation, where targets are checked
+
+
+def _budgets(given: list[str] | None) -> dict[str, int] | None:
+    found: dict[str, int] = {}
+    for text in given or []:
+        name, equals, number = text.rpartition("=")
+        if not equals or not name or not number.isdigit() or len(number) > 12:
+            raise OptionError(f"--budget {text!r} must look like GROUP=UNITS, e.g. conv1=3")
+        found[name] = int(number)
+    return found or None
+
+
+def _check_output(output: Path) -> None:
+    """Refuse an unusable folder before the work, not after it."""
+    if output.exists() and not output.is_dir():
+        raise OptionError(f"--output {str(output)!r} is a file; give a folder")
+    write_atomic(output / ".subprune", b"")
+    (output / ".subprune").unlink()
+
+
+def _guaranteed(result: Result, net: Any, inputs: Any, n_samples: int) -> Result:
+    from subprune.guarantees import guarantees
+
+    form = find_method(result.plan.method).form
+    return result.with_guarantees(guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples))
+
+
+def _show_forecast(seen: Forecast, json: bool) -> None:
+    if json:
+        print_json(seen.to_dict())
+    else:
+        out.print(seen.table())
+        for name, why in seen.refused.items():
+            say(f"not pruned: {name}: {why}")
+    if not seen.feasible:
+        raise OptionError(seen.problem)
+
+
+def _write(result: Result, output: Path, json: bool) -> None:
+    command = shlex.join(["subprune", *sys.argv[1:]])
+    result = replace(result, report=replace(result.report, command=command))
+    save(result, output / "model.safetensors")
+    write_atomic(output / "report.json", result.report.to_json().encode())
+    result.report.save_html(output / "report.html")
+    if json:
+        print_json(result.report.to_dict())
+        return
+    out.print(str(result.report), highlight=False, markup=False)
+    say(f"{output / 'model.safetensors'}, {output / 'report.html'} and report.json were written.")

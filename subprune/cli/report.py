@@ -1,0 +1,54 @@
+"""``subprune report``"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from subprune.cli import options as o
+from subprune.cli.console import out, print_json, say
+from subprune.errors import DataError
+from subprune.report import Report
+from subprune.storage import read_report
+
+__all__ = ["register"]
+
+EXAMPLES = """Examples:
+
+* `subprune report small` shows the report of the folder
+* `subprune report small/model.safetensors --html page.html` makes the page from the model alone
+"""
+_MOST_BYTES = 2**28
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(report)
+
+
+def report(
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of `prune`, report.json, or a saved model.")],
+    html: Annotated[Path | None, typer.Option(help="Write the HTML page here.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Show the report of a pruning again, or write its HTML page."""
+    found = _read(source / "report.json" if source.is_dir() else source)
+    if html is not None:
+        found.save_html(html)
+        say(f"{html} was written.")
+    if json:
+        print_json(found.to_dict())
+    elif html is None:
+        out.print(str(found), highlight=False, markup=False)
+
+
+def _read(path: Path) -> Report:
+    if not path.is_file():
+        raise DataError(f"there is no report at {str(path)!r}; give a folder that `subprune prune` wrote")
+    if path.suffix == ".safetensors":
+        return Report.from_json(read_report(path), path.name)
+    if path.stat().st_size > _MOST_BYTES:
+        raise DataError(f"{path} is too large for a report")
+    return Report.from_json(path.read_bytes(), path.name)
