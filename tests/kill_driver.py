@@ -1,0 +1,74 @@
+"""Helper of test_experiment_kill: runs a tiny grid in a child process and kills it at random moments.
+
+    python tests/kill_driver.py FOLDER KILLS SEED
+
+Prints one JSON line: how many kills hit a running grid, and how many rows the store held after each.
+Children are forked, so PyTorch is loaded once.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from subprune.experiments.cells import Context, check
+from subprune.experiments.config import parse_config
+from subprune.experiments.engine import run_cells
+from subprune.experiments.grid import cells_of
+from subprune.experiments.local_engine import LocalEngine
+from subprune.experiments.store import Store
+
+CONFIG = {
+    "name": "tiny", "model": "lenet", "dataset": "mnist-sample", "methods": ["random", "layer-weight-norm"],
+    "values": [1, 4, 16], "reweight": [False], "layerwise": "uniform", "seeds": [1, 2, 3], "batches": 1,
+    "batch_size": 32, "test": 200, "finetune": ["none", "limited"], "finetune_epochs": 1,
+}  # fmt: skip
+
+
+def run(folder: Path) -> None:
+    torch.set_num_threads(1)
+    config = parse_config(CONFIG)
+    with Store(folder / "results.sqlite") as store:
+        run_cells(config, cells_of(config), store, LocalEngine(1, Context(cache=str(folder / "cache")), "fork"))
+
+
+def start(folder: Path) -> multiprocessing.Process:
+    child = multiprocessing.get_context("fork").Process(target=run, args=(folder,))
+    child.start()
+    return child  # type: ignore[return-value]
+
+
+def rows(folder: Path) -> int:
+    with Store(folder / "results.sqlite") as store:
+        return len(store.rows())
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    draw = random.Random(seed)
+    check(cells_of(parse_config(CONFIG)), Context())  # reads the data once, for all children
+    began = time.monotonic()
+    start(folder / "calm").join()
+    length = time.monotonic() - began
+    hit, after = 0, []
+    for _ in range(kills):
+        child = start(folder / "killed")
+        time.sleep(draw.uniform(0.1, 0.35) * length)
+        if child.is_alive():
+            hit += 1
+            os.kill(child.pid or 0, signal.SIGKILL)
+        child.join()
+        after.append(rows(folder / "killed"))
+    start(folder / "killed").join()
+    print(json.dumps({"hit": hit, "after": after, "rows": rows(folder / "killed")}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,39 @@
+"""kill -9 in the middle of a run, ten times: the store ends up as that of a run nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subprune.experiments.store import TIMINGS, Store
+
+
+def contents(folder: Path) -> list[dict[str, Any]]:
+    """All rows without what depends on the clock, or on a commit made while the test runs."""
+    aside = {*TIMINGS, "versions"}
+    with Store(folder / "results.sqlite") as store:
+        return [{name: value for name, value in row.items() if name not in aside} for row in store.rows()]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the helper forks its children, which this system cannot")
+def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    helper = Path(__file__).with_name("kill_driver.py")
+    ran = subprocess.run(
+        [sys.executable, str(helper), str(tmp_path), "10", "5"],
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout.splitlines()[-1])
+    assert told["hit"] >= 5, told
+    assert told["after"] == sorted(told["after"]), "a kill lost rows"
+    calm, killed = contents(tmp_path / "calm"), contents(tmp_path / "killed")
+    assert len(calm) == 25
+    assert {row["status"] for row in calm} == {"done"}
+    assert killed == calm
+    assert not list((tmp_path / "killed").glob("*-run-*")), "locks of dead runs are left"
