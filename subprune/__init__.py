@@ -9,6 +9,7 @@ from subprune.report import Report
 from subprune.result import Result
 from subprune.storage import load, save
 from subprune.structure import find_groups
+from subprune.structure.inspect import Inspection, inspect
 from subprune.surgery import cut
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 __all__ = [
     "METHODS",
     "Forecast",
+    "Inspection",
     "Ranker",
     "Ranking",
     "Report",
@@ -23,6 +25,7 @@ __all__ = [
     "cut",
     "export",
     "find_groups",
+    "inspect",
     "load",
     "mask",
     "method",

@@ -22,6 +22,8 @@ from subprune.methods import find_method
 from subprune.options import Options, named_options
 from subprune.progress import Step, progress_bar
 from subprune.result import Result, make_result
+from subprune.structure import Group
+from subprune.structure.select import choose_groups
 from subprune.surgery import prove_how, set_tensor
 from subprune.walk import Walk, in_order, walk
 
@@ -45,6 +47,7 @@ def prune(
     speedup: float | None = None,
     params: str | float | None = None,
     flops: str | float | None = None,
+    latency: str | float | None = None,
     keep: float | None = None,
     budgets: Mapping[str, int] | None = None,
     method: str = "asym-in-change",
@@ -56,7 +59,9 @@ def prune(
     train_data: Any = None,
     verify_data: Any = None,
     cache: str | Path | None = None,
-    round_to: int = 1,
+    round_to: int | None = None,
+    only: Any = None,
+    ignore: Any = None,
     n_samples: int | None = 512,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
@@ -76,6 +81,8 @@ def prune(
         speedup: target: FLOPs before / after.
         params: target: parameters left, a number or a share such as ``"50%"``.
         flops: target: FLOPs left for one input, a number or a share such as ``"50%"``.
+        latency: target: milliseconds a call on the first batch takes, or a share such as ``"60%"``; measured here
+            and now, by cutting candidates and timing them.
         keep: target: fraction of the units of every group.
         budgets: target: units to keep, by group; groups that are not named stay whole.
         method: who chooses the units; see ``subprune methods``.
@@ -88,7 +95,10 @@ def prune(
         train_data: the labelled pool of ``layer-greedy-fs-fd``.
         verify_data: labelled data for "equal-accuracy", and for the accuracy in the report.
         cache: folder for accuracy curves, which are used again for other targets and after a break.
-        round_to: numbers of units are multiples of this (8 or 16 suit most hardware).
+        round_to: numbers of units are multiples of this (8 or 16 suit most hardware); 8 for `latency`, else 1.
+        only: prune these groups and no others: names of groups or modules, ``"re:…"`` patterns, module types,
+            modules, or a list of these. Residual streams are pruned only if named.
+        ignore: leave these alone; given like `only`.
         n_samples: how many inputs are used; None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
@@ -99,10 +109,11 @@ def prune(
     Returns:
         A `Result` with the smaller model, the plan and the report; a `Forecast` with ``dry_run=True``.
     """
+    round_to = (8 if latency is not None else 1) if round_to is None else round_to
     options = Options(
         method=method, allocate=allocate, budgets=budgets, keep=keep, compression=compression, speedup=speedup,
-        params=params, flops=flops, reweight=reweight, epsilon=epsilon, patches=patches, batchnorm=batchnorm,
-        round_to=round_to, n_samples=n_samples, seed=seed,
+        params=params, flops=flops, latency=latency, only=only, ignore=ignore, reweight=reweight, epsilon=epsilon,
+        patches=patches, batchnorm=batchnorm, round_to=round_to, n_samples=n_samples, seed=seed,
     )  # fmt: skip
     chosen, started = find_method(method), time.perf_counter()
     check_model(model)
@@ -111,18 +122,15 @@ def prune(
     pool = None if train_data is None else calibration.on(batches(train_data, model, None, forward=forward))
     verify = None if verify_data is None else calibration.on(batches(verify_data, model, None, forward=forward))
     choices = {"seed": seed, "epsilon": epsilon, "patches": patches, "train_data": pool}
-    groups = in_order(calibration.structure.inner())
-    if not groups:
-        raise BudgetError(f"nothing in the model can be pruned: {_reasons(calibration)}")
+    groups = _groups(calibration, only, ignore, budgets)
     with progress_bar(2 * len(groups), progress) as tick:
         demand = Demand(
             calibration, groups, chosen, Rounding(round_to), reweight, budgets, keep, compression, speedup, choices,
             verify, None if cache is None else Path(cache), lambda _, g: tick(f"curve of {g.name}"), params, flops,
         )  # fmt: skip
         if dry_run:
-            return forecast(demand, options.rule)
-        demand.check()
-        counts = budget.allocate(demand, options.rule)
+            return forecast(demand, options.rule, latency)
+        counts = budget.by_latency(demand, options.rule, latency) if latency else demand.counts(options.rule)
         left = [g for g in groups if g.name in counts]
         done = walk(
             calibration, left, chosen, counts, reweight=reweight, **choices,
@@ -134,7 +142,15 @@ def prune(
         done.notes.append(f"BatchNorm statistics taken anew in {len(layers)} layers")
     seconds = time.perf_counter() - started
     return make_result(
-        calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify, time_calls=time_calls
+        calibration,
+        small,
+        left,
+        done,
+        options,
+        seconds=seconds,
+        eager=eager,
+        verify=verify,
+        time_calls=time_calls or latency is not None,
     )
 
 
@@ -150,6 +166,22 @@ def check_model(model: nn.Module) -> None:
             )
         if x.is_floating_point() and x.device.type != "meta" and not bool(torch.isfinite(x).all()):
             raise DataError(f"the weights of layer {name.rpartition('.')[0]!r} ({name}) contain NaN or infinity")
+
+
+def _groups(calibration: Calibration, only: Any, ignore: Any, budgets: Mapping[str, int] | None) -> list[Group]:
+    """The groups to prune, in forward order; budgets may name residual streams too."""
+    structure, model = calibration.structure, calibration.model
+    if only is None and budgets is not None:
+        named = [g.name for g in structure.groups if not g.inner and g.name in budgets]
+        only = [*(g.name for g in structure.inner()), *named] if named else None
+    chosen = choose_groups(structure, model, only, ignore)
+    for group in chosen:
+        if not group.reweightable:
+            raise BudgetError(f"group {group.name!r} cannot be pruned: {group.obstacle}")
+    if not chosen:
+        left = "" if only is None and ignore is None else " of what only= and ignore= leave"
+        raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")
+    return in_order(chosen)
 
 
 def _reasons(calibration: Calibration) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from subprune.budget import Demand, allocate
+from subprune.budget import Demand, allocate, by_latency
 from subprune.errors import BudgetError
 from subprune.report.terminal import as_text
 
 __all__ = ["Forecast", "ForecastGroup", "forecast"]
 
 NEEDS_DATA = {
+    "knapsack": "the error curves of the dense model",
     "error": "the error curves of the dense model",
     "score": "the method's scores",
     "sampling": "sensitivities",
@@ -91,14 +92,15 @@ class Forecast:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def forecast(demand: Demand, rule: str) -> Forecast:
+def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> Forecast:
     """Share out the target without pruning; statistics are taken only by rules that need them."""
     problem, needed = "", ""
     try:
-        demand.check()
+        if latency is None:
+            demand.check()
         if demand.budgets is None and (demand.keep is None or rule == "score"):
             needed = NEEDS_DATA.get(rule, "")
-        counts = allocate(demand, rule)
+        counts = by_latency(demand, rule, latency) if latency else allocate(demand, rule)
     except BudgetError as error:
         if demand.budgets is not None or demand.keep is not None:
             raise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from subprune.batchnorm import BATCHNORM
@@ -17,7 +17,7 @@ from subprune.registry import PATCHES
 
 __all__ = ["TARGETS", "Options", "named_options"]
 
-TARGETS = ("compression", "speedup", "params", "flops", "keep", "budgets")
+TARGETS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 
 
 def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,13 +46,14 @@ class Options:
     speedup: float | None = None
     params: str | float | None = None
     flops: str | float | None = None
+    latency: str | float | None = None
     reweight: bool = True
     epsilon: float | None = None
     patches: str = "all"
     batchnorm: str = "keep"
     round_to: int = 1
-    only: str | Sequence[str] | None = None
-    ignore: str | Sequence[str] | None = None
+    only: Any = None
+    ignore: Any = None
     n_samples: int | None = 512
     seed: int = 0
 
@@ -87,7 +88,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
                 raise BudgetError(f"{name} must be a ratio of at least 1 (before / after), got {value!r}")
-        for name in ("params", "flops"):
+        for name in ("params", "flops", "latency"):
             if getattr(self, name) is not None:
                 amount(name, getattr(self, name), 1)
         if self.budgets is not None and not isinstance(self.budgets, Mapping):
@@ -110,4 +111,16 @@ class Options:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "allocate": self.rule}
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        named = {k: None if plain[k] is None else [_named(x) for x in _items(plain[k])] for k in ("only", "ignore")}
+        budgets = None if self.budgets is None else dict(self.budgets)
+        return {**plain, **named, "budgets": budgets, "allocate": self.rule}
+
+
+def _items(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple | set) else [given]
+
+
+def _named(x: Any) -> str:
+    """Types and modules by the name of their class."""
+    return x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__)

@@ -186,3 +186,59 @@ def test_pruning_again_starts_from_the_pruned_model(lenet: nn.Module, images: Te
     assert second.report.parameters[0] == first.report.parameters[1]
     assert second.report.parameters[1] <= first.report.parameters[0] / 4
     assert second.model(images).shape == (40, 10)
+
+
+# ---- which groups, and how fast -------------------------------------------------------------------
+
+
+def test_only_and_ignore(lenet: nn.Module, images: Tensor) -> None:
+    assert set(subprune.prune(lenet, images, keep=0.5, only="re:conv", dry_run=True).counts) == {"conv1", "conv2"}
+    assert set(subprune.prune(lenet, images, keep=0.5, only=[nn.Linear], dry_run=True).counts) == {"fc1", "fc2"}
+    seen = subprune.prune(lenet, images, compression=1.1, ignore=["fc1", lenet.conv2])
+    assert set(seen.plan.counts) == {"conv1", "fc2"}
+    assert seen.report.refused["fc1"] == "not asked for"
+    assert seen.plan.options["ignore"] == ["fc1", "Conv2d"]
+    with pytest.raises(OptionError, match="did you mean 'conv1'"):
+        subprune.prune(lenet, images, keep=0.5, only="conv11")
+    with pytest.raises(BudgetError, match="only= and ignore="):
+        subprune.prune(lenet, images, keep=0.5, only="fc1", ignore="re:fc")
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.a, self.b, self.end = nn.Linear(6, 8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        return self.end(x + self.b(torch.relu(self.a(x))))
+
+
+def test_a_stream_is_pruned_when_named() -> None:
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(64, 6)
+    stream = next(g.name for g in subprune.find_groups(model, x) if g.kind == "stream")
+    assert set(subprune.prune(model, x, keep=0.5).plan.counts) == {"a"}
+    assert subprune.prune(model, x, keep=0.5, only=stream).model.end.in_features == 4
+    assert subprune.prune(model, x, budgets={stream: 5, "a": 6}).model.end.in_features == 5
+
+
+def test_latency_is_measured_and_met() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8))
+    x = torch.randn(256, 64)
+    result = subprune.prune(model, x, latency="60%", method="layer-weight-norm", allocate="uniform", reweight=False)
+    assert all(k % 8 == 0 for k in result.plan.counts.values())
+    assert result.report.latency is not None
+    assert result.report.latency[1] < 0.9 * result.report.latency[0]  # clocks on a shared machine scatter
+    assert max(result.plan.counts.values()) > 64
+    with pytest.raises(BudgetError, match="cannot be reached"):
+        subprune.prune(model, x, latency="0.001%", allocate="uniform")
+    assert not subprune.prune(model, x, latency=1e-6, allocate="uniform", dry_run=True).feasible
+
+
+def test_inspect_is_public(lenet: nn.Module, images: Tensor) -> None:
+    seen = subprune.inspect(lenet, images)
+    assert [row.name for row in seen] == ["conv1", "conv2", "fc1", "fc2"]
+    assert "fc3" in str(seen)
+    assert "conv2" in seen._repr_html_()

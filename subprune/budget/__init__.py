@@ -2,6 +2,7 @@
 
 from subprune.budget.accuracy import FRACTIONS, AccuracyCurve, accuracy_curves, equal_accuracy
 from subprune.budget.allocate import RULES, Demand, allocate
+from subprune.budget.latency import by_latency
 from subprune.budget.rules import by_error, equal_fractions, explicit, fraction
 from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
@@ -18,6 +19,7 @@ __all__ = [
     "allocate",
     "amount",
     "by_error",
+    "by_latency",
     "by_sampling",
     "by_score",
     "equal_accuracy",

@@ -15,6 +15,7 @@ from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
 from subprune.budget.target import Counts, Rounding, Target, amount
 from subprune.calibrate import Calibration
+from subprune.greedy import KeepOrder
 from subprune.registry import Method
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
@@ -48,6 +49,11 @@ class Demand:
         return CostModel(self.calibration.model, self.calibration.structure)
 
     @cached_property
+    def error_curves(self) -> dict[str, KeepOrder]:
+        """Keep orders and error curves of all groups on the dense model."""
+        return curves(self.calibration, self.groups, self.method, **{**self.looks, "epsilon": None})
+
+    @cached_property
     def target(self) -> Target:
         if self.compression is not None:
             limit = int(self.cost.params({}) / self.compression)
@@ -61,6 +67,11 @@ class Demand:
             return Target("flops", limit, f"flops={self.flops!r}")
         ratio = self.speedup or 1.0
         return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}")
+
+    def counts(self, name: str) -> Counts:
+        """Units to keep in every group, by the rule of that name."""
+        self.check()
+        return allocate(self, name)
 
     def check(self) -> None:
         """Refuse a target that no budget meets, before anything is computed."""
@@ -102,15 +113,13 @@ def _uniform(d: Demand) -> Counts:
 @rule("error")
 def _error(d: Demand) -> Counts:
     """One threshold on the reweighted input change."""
-    found = curves(d.calibration, d.groups, d.method, **{**d.looks, "epsilon": None})
-    return by_error(d.groups, found, d.cost, d.target, d.rounding)
+    return by_error(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
 @rule("knapsack")
 def _knapsack(d: Demand) -> Counts:
     """The smallest sum of reweighted input changes."""
-    found = curves(d.calibration, d.groups, d.method, **{**d.looks, "epsilon": None})
-    return by_knapsack(d.groups, found, d.cost, d.target, d.rounding)
+    return by_knapsack(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
 @rule("score")

@@ -50,6 +50,7 @@ def prune(
     speedup: Annotated[float | None, _target("FLOPs before / after.")] = None,
     params: Annotated[str | None, _target("Parameters left: a number, or a share such as 50%.")] = None,
     flops: Annotated[str | None, _target("FLOPs left for one input: a number, or a share such as 50%.")] = None,
+    latency: Annotated[str | None, _target("Milliseconds a call may take, or a share such as 60%; measured.")] = None,
     keep: Annotated[float | None, _target("Fraction of the units of every group.")] = None,
     budget: Annotated[list[str] | None, _target("GROUP=UNITS, as often as needed.")] = None,
     method: Annotated[str, typer.Option(help="See `subprune methods`.")] = "asym-in-change",
@@ -58,7 +59,13 @@ def prune(
     verify: Annotated[str | None, typer.Option(help="Labelled data, as --data, for accuracy.")] = None,
     n_samples: o.Samples = 512,
     seed: o.Seed = 0,
-    round_to: Annotated[int, typer.Option(help="Numbers of units are multiples of this.")] = 1,
+    round_to: Annotated[
+        int | None, typer.Option(help="Numbers of units are multiples of this [default: 1; 8 with --latency].")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Prune only these groups or modules; re:PATTERN works.")
+    ] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
     batchnorm: Annotated[str, typer.Option(help="keep, or recalibrate.")] = "keep",
     time: Annotated[bool, typer.Option("--time", help="Measure latency before and after.")] = False,
@@ -75,8 +82,9 @@ def prune(
     net = load_model(model, weights)
     options: dict[str, Any] = {
         "compression": compression, "speedup": speedup, "params": _amount(params), "flops": _amount(flops),
-        "keep": keep, "budgets": _budgets(budget), "method": method, "allocate": allocate, "seed": seed,
-        "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm, "n_samples": n_samples,
+        "latency": _amount(latency), "keep": keep, "budgets": _budgets(budget), "method": method,
+        "allocate": allocate, "seed": seed, "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm,
+        "n_samples": n_samples, "only": only or None, "ignore": ignore or None,
     }  # fmt: skip
     if verify is not None:
         options["verify_data"] = load_data(replace(choice, spec=verify))
