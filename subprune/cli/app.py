@@ -35,6 +35,10 @@ with contextlib.suppress(ImportError):
     app.add_typer(experiment, name="experiment")
 
 
+STOPPED = 130
+_STOPPED = "stopped; no file was left half-written, and the same command goes on where it can"
+
+
 def _version(value: bool) -> None:
     if value:
         out.print(f"subprune {__version__}")
@@ -52,11 +56,14 @@ def _main(
 def main() -> None:
     """Entry point: errors of ours are one line, not a traceback."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(prog_name="subprune", standalone_mode=False) or 0
+        if code == STOPPED:  # newer command line libraries catch Ctrl-C themselves
+            _fail(_STOPPED, STOPPED)
+        sys.exit(code)
     except SubpruneError as error:
         _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("stopped; no file was left half-written, and the same command goes on where it can", 130)
+        _fail(_STOPPED, STOPPED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
