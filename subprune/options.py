@@ -71,8 +71,8 @@ class Options:
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
         if isinstance(self.round_to, bool) or not isinstance(self.round_to, int) or self.round_to < 1:
             raise OptionError(f"round_to must be a positive integer, got {self.round_to!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise OptionError(f"seed must be an integer, got {self.seed!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**63:
+            raise OptionError(f"seed must be an integer of 64 bits, got {self.seed!r}")
 
     @property
     def rule(self) -> str:

@@ -67,6 +67,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
     except Exception as error:
         show = getattr(error, "show", None)
         if callable(show):  # an unknown option, a missing value: the command line library words these

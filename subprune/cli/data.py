@@ -37,6 +37,8 @@ class DataChoice:
     def __post_init__(self) -> None:
         if self.n_samples < 1:
             raise OptionError(f"--n-samples must be at least 1, got {self.n_samples}")
+        if abs(self.seed) >= 2**63:
+            raise OptionError(f"--seed must fit into 64 bits, got {self.seed}")
         if self.resize is not None and not 1 <= self.resize <= 8192:
             raise OptionError(f"--resize must be a number of pixels from 1 to 8192, got {self.resize}")
 
