@@ -55,12 +55,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 def _head(r: Report) -> str:
     target = next(
-        (f"{k} = {r.plan.options[k]}" for k in ("compression", "speedup", "params", "flops", "latency", "keep")
+        (f"{k} = {_plain(r.plan.options[k])}" for k in ("compression", "speedup", "params", "flops", "latency", "keep")
          if r.plan.options.get(k) is not None),
         "given budgets",
     )  # fmt: skip
     words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
     return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'
+
+
+def _plain(x: object) -> str:
+    return f"{x:g}" if isinstance(x, int | float) else str(x)
 
 
 def _figures(r: Report) -> str:
@@ -119,7 +123,7 @@ def _group_rows(groups: Sequence[GroupPlan]) -> list[list[str]]:
 def _groups(r: Report) -> str:
     text = "Error left: the share of what the next layers received from these units that is lost after reweighting."
     table = _table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4))
-    return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll">{table}</div>'
+    return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll groups">{table}</div>'
 
 
 def _curves(r: Report) -> str:

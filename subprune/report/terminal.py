@@ -30,7 +30,7 @@ def percent(x: float, digits: int = 2) -> str:
     """A share as a percentage, a dash if it is unknown."""
     if math.isnan(x):
         return "–"
-    return f"{100 * x:.1e}%" if 0 < abs(x) < 0.5 * 10.0 ** -(digits + 2) else f"{x:.{digits}%}"
+    return f"{100 * x:.1g}%" if 0 < abs(x) < 0.5 * 10.0 ** -(digits + 2) else f"{x:.{digits}%}"
 
 
 def report_table(report: Report) -> Table:
