@@ -34,6 +34,12 @@ def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
         )
     result = np.zeros(group.n_units, dtype=bool)
     result[chosen] = True
+    for part in group.parts if chosen.size < group.n_units else ():
+        if not result[list(part)].any():
+            raise BudgetError(
+                f"group {group.name!r}: one of the units {_short(sorted(part))} at least must stay, "
+                f"since some layer holds no others; got {_short(chosen.tolist())}"
+            )
     return result
 
 

@@ -141,7 +141,7 @@ class Program:
             for op in self.ops[start:stop]:
                 args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
                 special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else op.func(*args, **kwargs)
+                result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
@@ -179,6 +179,13 @@ class Program:
         if value.source in ("param", "buffer"):
             return tensors[value.name]
         return value.constant if value.constant is not None else env[vid]
+
+
+def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the operation; a view may become a copy, since real tensors can lie in memory in another order."""
+    if op.func is torch.ops.aten.view.default:
+        return torch.ops.aten.reshape.default(*args, **kwargs)
+    return op.func(*args, **kwargs)
 
 
 def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:

@@ -254,11 +254,13 @@ ZOO: dict[str, Entry] = {
 def some_units(structure: Structure, seed: int = 0, share: float = 0.5, least: int = 1) -> dict[str, list[int]]:
     """A random choice of units for every group that has any to spare."""
     rng = random.Random(seed)
-    return {
-        g.name: sorted(rng.sample(range(g.n_units), max(least, int(g.n_units * share))))
-        for g in structure.groups
-        if g.n_units > 1
-    }
+    chosen = {}
+    for g in structure.groups:
+        if g.n_units > 1:
+            kept = set(rng.sample(range(g.n_units), max(least, int(g.n_units * share))))
+            kept.update(min(p) for p in g.parts if not kept & p)
+            chosen[g.name] = sorted(kept)
+    return chosen
 
 
 def run(model: nn.Module, example: Any) -> list[Tensor]:

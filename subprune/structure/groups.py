@@ -70,9 +70,15 @@ class Group:
         return tuple(c for c in self.consumers if c.reweightable)
 
     @property
+    def parts(self) -> tuple[frozenset[int], ...]:
+        """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
+        whole = {frozenset(np.unique(s.units).tolist()) for s in self.slots if s.units.size and s.units.min() >= 0}
+        return tuple(sorted((p for p in whole if len(p) < self.n_units), key=sorted))
+
+    @property
     def inner(self) -> bool:
         """Whether the group is pruned by default: not a residual stream, and read by a reweightable layer."""
-        return self.kind != "stream" and self.n_units > 1 and bool(self.reweightable)
+        return not self.obstacle
 
     @property
     def obstacle(self) -> str:
@@ -85,6 +91,8 @@ class Group:
             return "no layer with a weight of its own reads it"
         if not self.reweightable:
             return f"its consumers cannot be reweighted: {self.consumers[0].obstacle}"
+        if self.parts:
+            return "some layers hold just a part of its units and must keep one: cut only when asked for by name"
         return ""
 
     def __repr__(self) -> str:
