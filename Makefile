@@ -4,11 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types unit clean
+.PHONY: help setup demo test lint types unit docs package clean
 
 help:
 	@echo "make demo   prune the shipped LeNet at five ratios; models and report go to demo-output/"
 	@echo "make test   lint, type check and all tests"
+	@echo "make docs   build the documentation to build/site, warnings as errors"
+	@echo "make package  wheel and sdist, installed and tried in a clean environment"
 	@echo "make setup  only create .venv and install"
 
 setup: $(STAMP)
@@ -35,6 +37,12 @@ types: setup
 # One thread per worker: two multi-threaded runs on the same cores starve each other.
 unit: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+package: setup
+	$(BIN)/python scripts/package.py
 
 clean:
 	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache build dist
