@@ -69,12 +69,14 @@ def accuracy_curves(
     found = {g.name: AccuracyCurve(*known[g.name]) for g in groups if g.name in known}
     if len(found) == len(groups):
         return found
-    goal = _labels(verification) if labels else _dense_predictions(verification)
+    own = _dense_predictions(verification)
+    goal = _labels(verification) if labels else own
+    whole = _share(own, goal)
     passage = Passage(verification.start(), groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
             continue
-        curve = _curve(ranker, method, passage, goal, reweight, fractions)
+        curve = _curve(ranker, method, passage, goal, whole, reweight, fractions)
         found[ranker.group.name] = curve
         if cache is not None:
             cache.write(ranker.group.name, (curve.counts, curve.values))
@@ -82,25 +84,38 @@ def accuracy_curves(
 
 
 def _curve(
-    ranker: Ranker, method: Method, passage: Passage, goal: Sequence[Tensor], reweight: bool, fractions: Sequence[float]
+    ranker: Ranker,
+    method: Method,
+    passage: Passage,
+    goal: Sequence[Tensor],
+    whole: float,
+    reweight: bool,
+    fractions: Sequence[float],
 ) -> AccuracyCurve:
-    """One group: rank once, then switch to each number of units and finish the verification run from there."""
+    """One group: rank once, then switch to each number of units and finish the verification run from there.
+
+    `whole` is the share with all units, which needs no run.
+    """
     group = ranker.group
     ranking = ranking_of(ranker, method.order(ranker))
     start = passage.go_to(group) or passage.run
     counts = measured_counts(group.n_units, fractions)
     values = []
-    for k in counts:
+    for k in counts[:-1]:
         probe = start.fork()
         state = alone(ranker, ranking, k, reweight)
         probe.tensors, probe.override = state.tensors, {**probe.override, **state.override}
         values.append(_share_right(probe, goal))
-    return AccuracyCurve(tuple(counts), tuple(values))
+    return AccuracyCurve(tuple(counts), (*values, whole))
 
 
 def _share_right(run: Run, goal: Sequence[Tensor]) -> float:
     run.advance(len(run.programs[0].ops))
-    right = sum(int((out[0].argmax(-1) == y).sum()) for out, y in zip(run.outputs(), goal, strict=True))
+    return _share([out[0].argmax(-1) for out in run.outputs()], goal)
+
+
+def _share(found: Sequence[Tensor], goal: Sequence[Tensor]) -> float:
+    right = sum(int((x == y).sum()) for x, y in zip(found, goal, strict=True))
     return right / sum(y.numel() for y in goal)
 
 
