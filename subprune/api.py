@@ -24,7 +24,7 @@ from subprune.progress import Step, progress_bar
 from subprune.result import Result, make_result
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
-from subprune.surgery import prove_how, set_tensor
+from subprune.surgery import prove_how, set_tensors
 from subprune.walk import Walk, in_order, walk
 
 __all__ = ["Result", "check_model", "prune"]
@@ -196,7 +196,6 @@ def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
     full = copy.deepcopy(calibration.model)
     kept = {name: d.kept for name, d in done.decisions.items()}
     weights = {c.use.weight for g in calibration.structure.groups if g.name in kept for c in g.reweightable}
-    for name in weights:
-        set_tensor(full, name, done.tensors[name])
+    set_tensors(full, {name: done.tensors[name] for name in weights})
     first: Batch = calibration.batches[0]
     return prove_how(full, calibration.structure, kept, first.inputs)

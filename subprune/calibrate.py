@@ -61,6 +61,31 @@ class Run:
             program.run(env, self.tensors, self.position, stop, override=override)
         self.position = stop
 
+    def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
+        """The same one batch at a time: yields the number of every batch when it has arrived."""
+        override = {**self.override, **(watch or {})}
+        for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
+            program.run(env, self.tensors, self.position, stop, override=override)
+            yield i
+        self.position = max(self.position, stop)
+
+    def finish(self) -> Iterator[Tensor]:
+        """Run to the end, one batch at a time, and yield its first output; the run is used up."""
+        for i in self.each(len(self.programs[0].ops)):
+            program, env = self.programs[i], self.envs[i]
+            yield program.fetch_output(program.outputs[0], env, self.tensors)
+            env.clear()
+
+    def go_on_from(self, other: Run) -> None:
+        """Jump to where a fork of this run has got to."""
+        self.envs, self.position = other.envs, other.position
+
+    def argument(self, index: int, batch: int) -> Tensor:
+        """The activation that a linear or convolution operation, the next one, is about to read."""
+        program = self.programs[batch]
+        op = program.ops[index]
+        return program.arguments(op, self.envs[batch], self.tensors)[input_position(op)]
+
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""
         return [env[vid] for env in self.envs]
@@ -238,44 +263,41 @@ class Trace:
 
 def group_statistics(
     group: Group, form: str, current: Run, dense: Run, generator: torch.Generator | None = None
-) -> list[Statistics]:
+) -> tuple[list[Statistics], Run | None]:
     """Statistics of all reweightable consumers of a group.
 
     Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
     ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one. With
     a `generator`, convolutions are seen at as many random patches of each image as their kernel has positions.
+
+    No consumer is computed twice: the last one only has its input looked at, since its weights are about to
+    change; where the target needs the dense outputs, a fork of the dense run that has passed all
+    consumers is handed back as well, from which the dense run can go on.
     """
-    consumers = group.reweightable
-    stop = max(c.use.op for c in consumers) + 1
-    program = current.programs[0]
-    symmetric = form != "asymmetric"
+    consumers = sorted(group.reweightable, key=lambda c: c.use.op)
+    program, symmetric = current.programs[0], form != "asymmetric"
     gather = {
         c.use.op: ConsumerStatistics(reader(c, program, f"layer {c.name!r}"), symmetric, generator=generator)
         for c in consumers
     }
-    if symmetric:
-        trace = Trace(consumers, lambda n, c, x, y: gather[c.use.op].update(x))
-        current.fork().advance(stop, trace.watch(outputs=False))
-        found = [(c, gather[c.use.op].result(consumer_weight(c, current.tensors))) for c in consumers]
-    else:
-        for consumer, b, y in _side_by_side(consumers, current.fork(), dense.fork(), stop):
-            gather[consumer.use.op].update(b, y)
-        found = [(c, gather[c.use.op].result()) for c in consumers]
-    return [s for _, blocks in found for s in blocks]
+    source, passed = current.fork(), None if symmetric else dense.fork()
+    for consumer in consumers:
+        index = consumer.use.op
+        source.advance(index)
+        if passed is None:
+            for i in range(len(source.envs)):
+                gather[index].update(source.argument(index, i))
+        else:
+            _side_by_side(consumer, source, passed, gather[index])
+    weights = {c.use.op: consumer_weight(c, current.tensors) if symmetric else None for c in consumers}
+    found = [gather[c.use.op].result(weights[c.use.op]) for c in group.reweightable]
+    return [s for blocks in found for s in blocks], passed
 
 
-def _side_by_side(
-    consumers: Sequence[Consumer], current: Run, dense: Run, stop: int
-) -> Iterator[tuple[Consumer, Tensor, Tensor]]:
-    """Inputs of the pruned run with outputs of the dense run, consumer by consumer, batch by batch."""
-    targets: list[Tensor] = []
-    inputs: list[Tensor] = []
-    for consumer in sorted(consumers, key=lambda c: c.use.op):
-        targets.clear()
-        inputs.clear()
-        see_dense = Trace([consumer], lambda n, c, x, y: targets.append(y) if y is not None else None)
-        see_current = Trace([consumer], lambda n, c, x, y: inputs.append(x))
-        dense.advance(consumer.use.op + 1, see_dense.watch(outputs=True))
-        current.advance(consumer.use.op + 1, see_current.watch(outputs=False))
-        for b, y in zip(inputs, targets, strict=True):
-            yield consumer, b, y
+def _side_by_side(consumer: Consumer, current: Run, dense: Run, gather: ConsumerStatistics) -> None:
+    """Inputs of the pruned run with outputs of the dense run, which passes the consumer, batch by batch."""
+    seen: list[Tensor] = []
+    trace = Trace([consumer], lambda n, c, x, y: seen.append(x if y is None else y))
+    dense.advance(consumer.use.op)
+    for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
+        gather.update(current.argument(consumer.use.op, i), seen.pop())

@@ -64,6 +64,8 @@ class Ranker:
     """By operation: which inputs of a consumer belonged to units of other groups, removed before."""
     start: Run | None = None
     """The current run before the first operation that sees how many units there are, if there is one."""
+    passed: Run | None = None
+    """A fork of the dense run that has passed the consumers, once the statistics were looked at."""
 
     @property
     def n_units(self) -> int:
@@ -82,7 +84,7 @@ class Ranker:
     def statistics(self) -> list[Statistics]:
         """G, C, t of every consumer, in the method's form."""
         sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
-        found = group_statistics(self.group, self.form, self.current, self.dense, sampled)
+        found, self.passed = group_statistics(self.group, self.form, self.current, self.dense, sampled)
         return [s if off is None else s.without(off) for s, off in zip(found, self._gone_columns(found), strict=True)]
 
     def _gone_columns(self, found: Sequence[Statistics]) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -85,8 +85,9 @@ def make_result(
     data = fingerprint(calibration.batches)
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
-    same, change = _compare(dense, small, calibration.batches)
-    seen = verify or calibration
+    same, change, accuracy = _compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches)
+    if verify:
+        accuracy = _compare(_outputs(dense, verify.batches), _outputs(small, verify.batches), verify.batches)[2]
     report = Report(
         plan,
         (measure.count_parameters(dense), measure.count_parameters(small)),
@@ -97,7 +98,7 @@ def make_result(
         _skipped(calibration, groups),
         tuple(done.notes),
         output_change=change,
-        accuracy=_accuracy(dense, small, seen.batches),
+        accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
         latency=_latency(dense, small, first) if time_calls else None,
         batch=first.size,
@@ -154,18 +155,34 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _compare(dense: nn.Module, small: nn.Module, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Share of samples with the same largest output (nan if there is but one), and the relative change of outputs."""
-    same = total = 0
+def _compare(
+    before: Iterable[Tensor], after: Iterable[Tensor], batches: Sequence[Batch]
+) -> tuple[float, float, tuple[float, float] | None]:
+    """Share of samples with the same largest output (nan if there is but one), the relative change of
+    outputs, and top-1 accuracy before and after, where every batch has one label per row of the output."""
+    same = total = labelled = 0
+    right = [0, 0]
     gap = energy = 0.0
-    for a, b in zip(_outputs(dense, batches), _outputs(small, batches), strict=True):
+    for a, b, batch in zip(before, after, batches, strict=True):
         if a.shape[-1:] != (1,) and a.ndim:
             same += int((a.argmax(-1) == b.argmax(-1)).sum())
             total += a.argmax(-1).numel()
         gap += float((a.double() - b.double()).square().sum())
         energy += float(a.double().square().sum())
+        labels = batch.labels
+        if labels is not None and _fits(labels, a):
+            labelled += 1
+            right = [n + int((x.argmax(-1) == labels).sum()) for n, x in zip(right, (a, b), strict=True)]
     nan = float("nan")
-    return (same / total if total else nan), (gap / energy if energy else nan)
+    accuracy = (right[0] / total, right[1] / total) if total and labelled == len(batches) else None
+    return (same / total if total else nan), (gap / energy if energy else nan), accuracy
+
+
+def _fits(labels: Tensor, output: Tensor) -> bool:
+    """Whether there is one class number per row of the output."""
+    if labels.is_floating_point() or output.shape[:-1] != labels.shape:
+        return False
+    return labels.numel() > 0 and int(labels.max()) < output.shape[-1]
 
 
 def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
@@ -174,17 +191,6 @@ def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
         with eval_mode(model), torch.no_grad():
             found = flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1])))[0]
         yield found  # outside: a generator that is left waiting must not hold the modes
-
-
-def _accuracy(dense: nn.Module, small: nn.Module, batches: Sequence[Batch]) -> tuple[float, float] | None:
-    """Top-1 before and after, where every batch has one label per row of the output."""
-    if any(b.labels is None or b.labels.is_floating_point() for b in batches):
-        return None
-    first = next(_outputs(dense, batches[:1]))
-    labels = batches[0].labels
-    if labels is None or first.shape[:-1] != labels.shape or first.shape[-1] <= int(labels.max()):
-        return None
-    return measure.accuracy(dense, batches), measure.accuracy(small, batches)
 
 
 def _latency(dense: nn.Module, small: nn.Module, batch: Batch) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from subprune.program import Inputs, flat_tensors
 from subprune.record import eval_mode, follow, plain, unchanged
 from subprune.structure import Group, Structure
 
-__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensor"]
+__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensor", "set_tensors"]
 
 
 def cut(
@@ -51,18 +51,26 @@ def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program:
 
 def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
     """Replace a parameter or buffer by name, wherever the model holds the same object (tied weights)."""
-    owner, _, leaf = name.rpartition(".")
-    module = model.get_submodule(owner)
-    table = module._parameters if leaf in module._parameters else module._buffers
-    old = table[leaf]
-    new: Any = value.contiguous()
-    if isinstance(old, nn.Parameter):
-        new = nn.Parameter(new, requires_grad=old.requires_grad)
-    for other in model.modules():
-        for entries in (other._parameters, other._buffers):
+    set_tensors(model, {name: value})
+
+
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """The same for many at once, in one walk through the modules."""
+    places: dict[int, list[tuple[Any, str]]] = {}
+    for module in model.modules():
+        for entries in (module._parameters, module._buffers):
             for key, x in entries.items():
-                if x is old:
-                    entries[key] = new
+                if x is not None:
+                    places.setdefault(id(x), []).append((entries, key))
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        old: Any = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
+        new: Any = value.contiguous()
+        if isinstance(old, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        for entries, key in places[id(old)]:
+            entries[key] = new
 
 
 def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
@@ -74,6 +82,7 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
             dims = left.setdefault(slot.tensor, {})
             dims[slot.dim] = dims[slot.dim] & on if slot.dim in dims else on
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    new: dict[str, Tensor] = {}
     for name, dims in left.items():
         x = named[name].detach()
         for dim, on in dims.items():
@@ -83,7 +92,8 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
                     f"with {on.size}. Run find_groups again after a cut, or cut all groups at once."
                 )
             x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
-        set_tensor(model, name, x)
+        new[name] = x
+    set_tensors(model, new)
 
 
 def prove(

@@ -46,6 +46,7 @@ class Walk:
 
     decisions: dict[str, Decision]
     tensors: dict[str, Tensor]
+    dense: Run  # of the dense model, past the last group
     notes: list[str] = field(default_factory=list)
 
 
@@ -87,9 +88,12 @@ def walk(
         tick("reweight", group)
         _apply(ranker, decision, ranking, current, reweight)
         _note_gone(gone, group, decision.kept)
+        wanted = [c.use.op for g in groups if g.name not in decisions and g is not group for c in g.consumers]
+        if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
+            dense.go_on_from(ranker.passed)
         decision.seconds = time.perf_counter() - started
         decisions[group.name] = decision
-    return Walk(decisions, current.tensors)
+    return Walk(decisions, current.tensors, dense)
 
 
 def rankers(
