@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from subprune.record import Program, as_inputs, record
-from subprune.structure import rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
+from subprune.structure import rules_index, rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Structure

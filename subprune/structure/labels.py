@@ -16,40 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from subprune.structure.components import Ids, components
+
 __all__ = ["FREE", "Dim", "Frame", "LabelSpace", "components"]
 
-Ids = NDArray[np.int64]
 Dim = tuple[Ids, ...]  # alternative ids of one dimension, all tied position by position; the first is the main one
 FREE: Dim = ()  # the same content at every position of a dimension made by repetition: it follows the others
 _MAX_ALTERNATIVES = 4
-
-
-def components(n: int, pairs: Sequence[tuple[Ids, Ids]], known: Ids | None = None) -> Ids:
-    """Smallest member of the connected component of each of ``0 … n-1``.
-
-    `known` is an earlier result for some of the pairs; then just the new ones are needed.
-    """
-    parent = np.arange(n, dtype=np.int64)
-    if known is not None:
-        parent[: known.size] = known
-    if not pairs:
-        return parent
-    a = np.concatenate([p[0] for p in pairs])
-    b = np.concatenate([p[1] for p in pairs])
-    while True:
-        a, b = parent[a], parent[b]  # roots: every entry of `parent` is one here
-        open_ = a != b
-        if not open_.any():
-            return parent
-        a, b = np.minimum(a, b)[open_], np.maximum(a, b)[open_]
-        np.minimum.at(parent, b, a)
-        while True:  # shorten the chains among the roots that moved, then let everything follow once
-            target = parent[b]
-            further = parent[target]
-            if np.array_equal(further, target):
-                break
-            parent[b] = further
-        parent = parent[parent]
 
 
 @dataclass(eq=False)
