@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import fnmatch
 import functools
 import hashlib
@@ -148,11 +149,10 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     """The pruned network, shared by cells that differ only in what comes after."""
     model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
     data = _calibration(cell, context)
-    train = _images(cell.dataset, "train", context.data_dir)
-    pool = (train.inputs(), train.labels) if find_method(cell.method).needs_train_data else None
+    pool = _pool(cell, context)
     started = time.perf_counter()
     stage("budgets")
-    counts = _budgets(cell, context, model, data, pool, stage)
+    counts = _budgets(cell, context, stage)
     chosen = time.perf_counter()
     stage("pruning")
     result = subprune.prune(
@@ -188,36 +188,52 @@ class _UnitDemand(Demand):
         return _UnitTarget("units", int(self.share * units + 1e-9), f"keep={self.share:g}")
 
 
-def _budgets(
-    cell: Cell, context: Context, model: nn.Module, data: Sequence[Any], pool: Any, stage: Stage
-) -> dict[str, int]:
+def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
     """Units of every group, by the cell's rule and the curves it names."""
-    calibration = Calibration.of(model, batches(data, model, None))
-    groups = chosen_groups(in_order(calibration.structure.inner()), cell)
+    demand = _demand(dataclasses.replace(cell, value=1.0, method=cell.curves or cell.method), context, stage)
+    demand.__dict__.pop("target", None)  # of the last value; curves stay
+    if isinstance(demand, _UnitDemand):
+        demand.share = cell.value
+        return RULES[cell.rule](demand)
+    if cell.target == "keep":
+        demand.keep = cell.value
+    else:
+        demand.compression = cell.value
+    return allocate(demand, cell.rule)
+
+
+@functools.lru_cache(maxsize=1)
+def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
+    """What the budgets of all values have in common; it remembers its curves."""
+    model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
+    calibration = Calibration.of(model, batches(_calibration(cell, context), model, None))
     verify = None
     if cell.rule in EQUAL:
         train = _images(cell.dataset, "train", context.data_dir)
         indices = split_verification(train, cell.verification, cell.seed).verification
         verify = calibration.on(batches((train.inputs(indices), train.labels[indices]), model, None))
-    pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
+    pool = _pool(cell, context)
     own = None if pool is None else calibration.on(batches(pool, model, None))
-    demand = (_UnitDemand if pooled else Demand)(
+    pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
+    return (_UnitDemand if pooled else Demand)(
         calibration=calibration,
-        groups=groups,
-        method=find_method(cell.curves or cell.method),
+        groups=chosen_groups(in_order(calibration.structure.inner()), cell),
+        method=find_method(cell.method),
         rounding=Rounding(1),
         reweight=cell.reweight,
-        keep=cell.value if cell.target == "keep" and not pooled else None,
-        compression=cell.value if cell.target == "compression" else None,
         choices={"seed": cell.seed, "epsilon": None, "patches": "all", "train_data": own},
         verification=verify,
         cache=None if context.cache is None else Path(context.cache),
         tick=lambda _, group: stage(f"curve of {group.name}"),
     )
-    if isinstance(demand, _UnitDemand):
-        demand.share = cell.value
-        return RULES[cell.rule](demand)
-    return allocate(demand, cell.rule)
+
+
+def _pool(cell: Cell, context: Context) -> tuple[Tensor, Tensor] | None:
+    """All training images, for a method that draws from them."""
+    if not find_method(cell.method).needs_train_data:
+        return None
+    train = _images(cell.dataset, "train", context.data_dir)
+    return train.inputs(), train.labels
 
 
 def chosen_groups(groups: Sequence[Group], cell: Cell) -> list[Group]:

@@ -18,9 +18,11 @@ DENSE = "dense"
 """Method of the cell with nothing pruned: one per experiment, never fine-tuned."""
 
 CURVES_OF = {"seq-in-change": "layer-in-change", "asym-in-change": "layer-in-change"}
-"""Whose accuracy curves a method's budgets are taken from, where it is not the method itself."""
+"""Whose curves a method's budgets are taken from, where it is not the method itself."""
 
 EQUAL = ("equal-accuracy", "equal-agreement")
+WITH_CURVES = (*EQUAL, "error", "knapsack")
+"""Rules that look at one curve per layer, measured on the dense network."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _cell(config: Config, method: str, value: float, reweight: bool, batchnorm: 
         finetune=finetune,
         seed=seed,
         rule=rule,
-        curves=CURVES_OF.get(method, method) if rule in EQUAL else "",
+        curves=CURVES_OF.get(method, method) if rule in WITH_CURVES else "",
         weights=config.weights,
         weights_sha256=config.weights_sha256,
         only=() if dense else config.only,
