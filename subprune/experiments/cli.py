@@ -25,6 +25,7 @@ from rich.table import Table
 from subprune.errors import OptionError, SubpruneError
 from subprune.experiments import cells as running
 from subprune.experiments.config import Config, read_config, shipped_names
+from subprune.experiments.download import OFFICIAL, download
 from subprune.experiments.engine import Engine, Notify, Summary, plan_workers, run_cells, worker_context
 from subprune.experiments.grid import Cell, cells_of, parse_filters, select
 from subprune.experiments.local_engine import LocalEngine
@@ -59,6 +60,7 @@ def run(
     retries: Annotated[int, typer.Option(help="More tries for a cell that failed.")] = 2,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets [default: $SUBPRUNE_DATA].")] = None,
     models_dir: Annotated[Path | None, typer.Option(help="Folder of weights [default: $SUBPRUNE_MODELS].")] = None,
+    fetch: Annotated[bool, typer.Option("--download", help="Get a missing data set from its official place.")] = False,
 ) -> None:
     """Run all cells that are not finished; stop it at any moment and start it again to go on."""
     read, wanted, folder = _load(config, only, output)
@@ -66,6 +68,8 @@ def run(
     context = worker_context(_text(data_dir), _text(models_dir), folder / "cache", threads)
     with Store(folder / "results.sqlite") as store:
         left = len({cell.key for cell in wanted} - store.finished())
+        if left and fetch and read.dataset in OFFICIAL and context.data_dir:
+            download(read.dataset, context.data_dir)
         if left:
             running.check(wanted, context)
         with _progress(len(wanted), len(wanted) - left) as notify:
