@@ -19,6 +19,7 @@ from subprune.data import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
+from subprune.model_config import sync_config
 from subprune.options import Options, named_options
 from subprune.progress import Step, progress_bar
 from subprune.result import Result, make_result
@@ -137,6 +138,7 @@ def prune(
             tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
         )  # fmt: skip
     small, eager = _realise(calibration, done)
+    done.notes += sync_config(small, calibration.structure, {name: d.kept for name, d in done.decisions.items()})
     if batchnorm == "recalibrate":
         layers = recalibrate(small, taken)
         done.notes.append(f"BatchNorm statistics taken anew in {len(layers)} layers")
