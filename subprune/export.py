@@ -23,7 +23,7 @@ from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of
 from subprune.program import Inputs, flat_tensors
 from subprune.record import as_inputs, eval_mode, plain
-from subprune.shapes import empty_inputs
+from subprune.shapes import filled_inputs
 from subprune.surgery import duplicate
 
 if TYPE_CHECKING:
@@ -105,16 +105,7 @@ def _example(model: nn.Module) -> Inputs:
     history = history_of(model)
     if not history:
         raise DataError(f"this {type(model).__name__} was not made by subprune.prune; pass example= to export it")
-    generator = torch.Generator().manual_seed(0)
-
-    def fill(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        if x.is_floating_point() or x.is_complex():
-            return torch.randn(x.shape, dtype=x.dtype, generator=generator)
-        return torch.randint(0, 2, x.shape, generator=generator).to(x.dtype)
-
-    return _resized(tree_map(fill, empty_inputs(dict(history[-1]["inputs"]))), 2)
+    return _resized(filled_inputs(dict(history[-1]["inputs"])), 2)
 
 
 def _resized(inputs: Inputs, batch: int) -> Inputs:

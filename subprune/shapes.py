@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from subprune.errors import DataError
-from subprune.program import Inputs
+from subprune.program import Inputs, flat_tensors
 
-__all__ = ["describe_inputs", "empty_inputs"]
+__all__ = ["describe_inputs", "empty_inputs", "filled_inputs"]
 
 _DTYPES = {
     str(d).removeprefix("torch."): d
@@ -18,6 +19,7 @@ _DTYPES = {
               torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128)
 }  # fmt: skip
 _DEEPEST = 6
+_MOST_VALUES = 2**27
 
 
 def describe_inputs(inputs: Inputs) -> dict[str, Any]:
@@ -41,6 +43,23 @@ def empty_inputs(described: dict[str, Any]) -> Inputs:
     """Inputs of the described shapes on the meta device: they take no memory and are only run as fake tensors."""
     args = tuple(_empty(x) for x in described["args"])
     return args, {str(k): _empty(x) for k, x in described["kwargs"].items()}
+
+
+def filled_inputs(described: dict[str, Any]) -> Inputs:
+    """Real inputs of the described shapes: normal numbers, and zeros and ones where whole numbers go."""
+    generator = torch.Generator().manual_seed(0)
+    empty = empty_inputs(described)
+    if sum(x.numel() for x in flat_tensors(empty)) > _MOST_VALUES:
+        raise DataError("the described inputs are too large to be made; pass example=")
+
+    def fill(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if x.is_floating_point() or x.is_complex():
+            return torch.randn(x.shape, dtype=x.dtype, generator=generator)
+        return torch.randint(0, 2, x.shape, generator=generator).to(x.dtype)
+
+    return tree_map(fill, empty)
 
 
 def _empty(x: dict[str, Any], depth: int = 0) -> Any:

@@ -22,8 +22,9 @@ from subprune.errors import DataError, SubpruneError
 from subprune.files import write_atomic
 from subprune.masking import keep_mask
 from subprune.plan import HISTORY, history_of
-from subprune.record import Inputs, as_inputs, record
-from subprune.shapes import describe_inputs, empty_inputs
+from subprune.program import Program
+from subprune.record import as_inputs, record
+from subprune.shapes import describe_inputs, empty_inputs, filled_inputs
 from subprune.structure import analyse
 from subprune.surgery import cut_in_place, duplicate
 
@@ -115,7 +116,7 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
             if shapes.get(name) != tuple(shape):
                 has = f"has {shapes[name]} here" if name in shapes else "is not in the model"
                 raise DataError(f"{name} of shape {tuple(shape)} is to be cut, but {has}")
-    structure = analyse(record(model, _example(step, example)))
+    structure = analyse(_recorded(model, step, example))
     keeps = []
     for name, group in groups.items():
         if name not in structure.names:
@@ -127,8 +128,17 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
     cut_in_place(model, keeps, structure.program, eager=step["eager"])
 
 
-def _example(step: Mapping[str, Any], example: Any) -> Inputs:
-    return empty_inputs(step["inputs"]) if example is None else as_inputs(example)
+def _recorded(model: nn.Module, step: Mapping[str, Any], example: Any) -> Program:
+    """One run of the model, on fake tensors; on real ones where a forward depends on values."""
+    if example is not None:
+        return record(model, as_inputs(example))
+    described = dict(step["inputs"])
+    try:
+        return record(model, empty_inputs(described))
+    except SubpruneError:
+        raise
+    except Exception:
+        return record(model, filled_inputs(described))
 
 
 def _words(error: BaseException) -> str:

@@ -45,6 +45,17 @@ class Inner(nn.Module):
         return self.down(y.reshape(x.shape[0], self.width))
 
 
+class Branch(nn.Module):
+    """Its path depends on the values, so the model cannot be recorded on fake tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def branching() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6), Branch(), nn.Linear(6, 3))
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, dropout=0.0)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -77,6 +88,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "encoder": (encoder, lambda: torch.randn(8, 5, 16)),
     "bert": (bert, tokens),
     "llama": (llama, tokens),
+    "branching": (branching, lambda: torch.randn(16, 6)),
     "eager": (Wide, lambda: torch.randn(16, 6)),
 }
 
