@@ -45,11 +45,12 @@ class Run:
         self.programs, self.envs, self.tensors = programs, envs, tensors
         self.position = 0
         self.override: dict[int, Override] = {}
+        self.fuse = False  # whether operations may run as one, equal up to rounding
 
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
         other = Run(self.programs, [dict(env) for env in self.envs], self.tensors)
-        other.position, other.override = self.position, dict(self.override)
+        other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
         return other
 
     def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
@@ -58,14 +59,14 @@ class Run:
             return
         override = {**self.override, **(watch or {})}
         for program, env in zip(self.programs, self.envs, strict=True):
-            program.run(env, self.tensors, self.position, stop, override=override)
+            program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
         self.position = stop
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""
         override = {**self.override, **(watch or {})}
         for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
-            program.run(env, self.tensors, self.position, stop, override=override)
+            program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
             yield i
         self.position = max(self.position, stop)
 

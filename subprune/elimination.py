@@ -1,12 +1,17 @@
 """Residual statistics while units are added one by one: the numerical heart of greedy selection.
 
 Adding a unit is one block step of Cholesky on ``G`` and the same elimination on ``C``. Memory traffic
-is what costs, so the d × d matrix is never updated in a step. A panel collects factors ``L`` and
-``Z`` of the picks since the last flush: the residual is ``G − LᵀL`` and ``C − LᵀZ``. A step computes only
-the pivot's own rows of it and updates every unit's r × r diagonal blocks of ``G`` and of ``H = C·Cᵀ``,
-which is all that gains need: ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the panel is full, one matrix
-product updates what is left of ``G`` and ``C``, and the diagonal blocks are read from them anew, so that
-the rounding of ``H``, which squares ``C``, cannot build up.
+is what costs, so no large matrix is touched in a step. A panel collects factors ``L`` and ``Z`` of the
+picks since the last flush: the residual is ``G − LᵀL`` and ``C − LᵀZ``. A step computes only the pivot's own
+rows of it and updates every unit's r × r diagonal blocks of ``G`` and of ``H = C·Cᵀ``, which is all that
+gains need: ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the panel is full, one matrix product updates
+what is left of ``G`` and ``C``, and the diagonal blocks are read from them anew, so that the rounding of
+``H``, which squares ``C``, cannot build up.
+
+The blocks of ``H`` change by products of all rows of ``C`` with the new rows of ``Z``. Where ``C`` is small that
+is one product; where reading all of ``C`` at every step would dominate (single columns, many outputs), ``H`` is
+kept whole like ``G``, so that a step reads one row of it and the panel. ``G`` and ``H`` are symmetric: only
+their upper halves are kept up to date.
 
 All columns are scaled to unit energy first, which makes every tolerance relative to a column's own
 original diagonal.
@@ -25,6 +30,9 @@ from subprune.statistics import Statistics
 __all__ = ["Elimination", "without_fixed"]
 
 _PANEL = 128  # columns collected before G and C are updated
+_STRIP = 1024  # rows of G updated at a time, from the diagonal on
+_LARGE = 64 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
+_FADED = 1e-4  # share of its first trace at which H is made again from C, lest rounding show
 
 
 class Elimination:
@@ -112,6 +120,9 @@ class _Block:
         self.alive = torch.ones(n, dtype=torch.bool)
         self.ids = self.ids.cpu()
         self.place = torch.full((n_units,), -1, dtype=torch.int64)
+        keep_whole = self.cross.nbytes > _LARGE and 8 * self.cross.shape[1] >= r * len(self.cross)
+        self.whole: Tensor | None = torch.empty_like(self.gram) if keep_whole else None  # H at the last flush
+        self.first_trace = 0.0
         self._new_panel()
 
     def _new_panel(self) -> None:
@@ -122,9 +133,16 @@ class _Block:
         self.left = self.gram.new_empty(max(_PANEL, 2 * r), n * r)
         self.right = self.gram.new_empty(max(_PANEL, 2 * r), self.cross.shape[1])
         self.used = 0
+        self.found: tuple[int, Tensor, Tensor, Tensor] | None = None  # the last unit factored, with its root
         self.diag_g = self.gram.view(n, r, n, r).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
         rows = self.cross.view(n, r, self.cross.shape[1])
         self.diag_h = rows.square().sum(2, keepdim=True) if r == 1 else rows @ rows.mT
+        if self.whole is not None:
+            self.dots = torch.empty_like(self.left)  # [panel, n·r], products of Z with the rows of C
+            trace = float(self.diag_h.diagonal(dim1=1, dim2=2).sum())
+            if trace < _FADED * self.first_trace or self.first_trace == 0:
+                self.first_trace = trace
+                _add_upper(self.whole.zero_(), self.cross.T, self.cross.T, 1.0)
 
     def gains(self) -> Tensor:
         """tr(G_ii⁺ H_ii) of every unit present: [n]."""
@@ -147,32 +165,44 @@ class _Block:
         place = int(self.place[unit]) if unit < len(self.place) else -1
         if place < 0:
             return self.left[:0], self.right[:0]
-        own = slice(place * self.r, (place + 1) * self.r)
-        left, right = self.left[: self.used], self.right[: self.used]
-        rows = torch.addmm(self.gram[own], left[:, own].T, left, alpha=-1)  # [r, n·r]
-        targets = torch.addmm(self.cross[own], left[:, own].T, right, alpha=-1)  # [r, m]
-        root = _root(rows[:, own], self.tolerance)  # [r, rank]
-        return root.T @ rows, root.T @ targets
+        if self.found is None or self.found[0] != unit:
+            own = slice(place * self.r, (place + 1) * self.r)
+            left, right = self.left[: self.used], self.right[: self.used]
+            rows = _rows(self.gram, own).addmm_(left[:, own].T, left, alpha=-1)  # [r, n·r]
+            targets = torch.addmm(self.cross[own], left[:, own].T, right, alpha=-1)  # [r, m]
+            root = _root(rows[:, own], self.tolerance)  # [r, rank]
+            self.found = unit, root, root.T @ rows, root.T @ targets
+        return self.found[2], self.found[3]
 
     def add(self, unit: int) -> tuple[float, int]:
         """Eliminate a unit's columns; returns (gain, rank)."""
         left, right = self.factor(unit)
-        if int(self.place[unit]) >= 0:
-            self.alive[self.place[unit]] = False
-        rank = len(left)
+        place, rank = int(self.place[unit]), len(left)
+        if place >= 0:
+            self.alive[place] = False
         if rank:
-            self._update_diagonals(left, right)
+            self._update_diagonals(left, right, self._dots(place, right))
             self.left[self.used : self.used + rank] = left
             self.right[self.used : self.used + rank] = right
             self.used += rank
+            self.found = None
             if self.used + self.r > len(self.left):
                 self._flush()
         return float(right.square().sum()), rank
 
-    def _update_diagonals(self, left: Tensor, right: Tensor) -> None:
+    def _dots(self, place: int, right: Tensor) -> Tensor:
+        """Products [rank, n·r] of new rows of Z with every row of C as it was at the last flush."""
+        if self.whole is None or self.found is None:
+            return (self.cross @ right.T).T
+        own = slice(place * self.r, (place + 1) * self.r)
+        rows = _rows(self.whole, own).addmm_(self.left[: self.used, own].T, self.dots[: self.used], alpha=-1)
+        new = self.found[1].T @ rows
+        self.dots[self.used : self.used + len(new)] = new
+        return new
+
+    def _update_diagonals(self, left: Tensor, right: Tensor, dots: Tensor) -> None:
         """C_i ← C_i − L_iᵀZ in H_ii = C_i·C_iᵀ, and G_ii ← G_ii − L_iᵀL_i."""
         old, n, r = slice(0, self.used), len(self.ids), self.r
-        dots = (self.cross @ right.T).T  # [rank, n·r], products of every row of C with Z
         dots = dots - (right @ self.right[old].T) @ self.left[old]
         dots = dots - (right @ right.T) @ left / 2
         if r == 1:
@@ -192,6 +222,7 @@ class _Block:
         units that stay have no residual left and hence no gain.
         """
         left, right = self.left[: self.used], self.right[: self.used]
+        dots = None if self.whole is None else self.dots[: self.used]
         if int(self.alive.sum()) <= 0.75 * len(self.alive):
             keep = self.alive.nonzero().flatten()
             index = (keep[:, None] * self.r + torch.arange(self.r)).flatten().to(self.gram.device)
@@ -199,9 +230,27 @@ class _Block:
             self.gram = self.gram.index_select(0, index).index_select(1, index)
             self.cross = self.cross.index_select(0, index)
             self.ids, self.alive = self.ids[keep], self.alive[keep]
-        self.gram.addmm_(left.T, left, alpha=-1)
+            if self.whole is not None and dots is not None:
+                dots = dots.index_select(1, index)
+                self.whole = self.whole.index_select(0, index).index_select(1, index)
+        _add_upper(self.gram, left, left, -1.0, self.r)
+        if self.whole is not None and dots is not None:  # H − LᵀD − DᵀL + Lᵀ(ZZᵀ)L
+            half = torch.addmm(dots, right @ right.T, left, alpha=-0.5)
+            _add_upper(self.whole, torch.cat([left, half]), torch.cat([half, left]), -1.0, self.r)
         self.cross.addmm_(left.T, right, alpha=-1)
         self._new_panel()
+
+
+def _rows(upper: Tensor, own: slice) -> Tensor:
+    """Copy of rows [q, d] of a symmetric matrix of which only the upper half is up to date."""
+    return torch.cat([upper[: own.start, own].T, upper[own, own.start :]], 1)
+
+
+def _add_upper(matrix: Tensor, a: Tensor, b: Tensor, factor: float, align: int = 1) -> None:
+    """matrix [d, d] += factor · aᵀb for a, b [p, d], on and above the diagonal (whole blocks of `align`)."""
+    step = max(1, _STRIP // align) * align
+    for i in range(0, len(matrix), step):
+        matrix[i : i + step, i:].addmm_(a[:, i : i + step].T, b[:, i:], alpha=factor)
 
 
 def _root(block: Tensor, tolerance: float) -> Tensor:

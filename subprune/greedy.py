@@ -151,15 +151,23 @@ def _run(
 
 
 def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -> int:
-    """The candidate with the largest gain; close calls are decided on exact gains, ties by number."""
+    """The candidate with the largest gain; close calls are decided on exact gains, ties by number.
+
+    A gain that turns out smaller than it looked is corrected, and the choice made again.
+    """
     own = gains[candidates]
-    top = float(own.max())
-    close = candidates[own >= top - max(_DOUBT * top, floor)]
-    if len(close) == 1:
-        return int(close[0])
-    exact = torch.tensor([state.exact_gain(int(unit)) for unit in close], dtype=torch.float64)
-    top = float(exact.max())
-    return int(close[exact >= top - max(TIE * top, floor)][0])
+    exact: dict[int, float] = {}
+    while True:
+        top = float(own.max())
+        close = (own >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
+        for i in close:
+            if i not in exact:
+                exact[i] = state.exact_gain(int(candidates[i]))
+        best = max(exact[i] for i in close)
+        if best >= top - 2 * max(_DOUBT * top, floor):
+            return int(candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))])
+        for i in close:
+            own[i] = exact[i]
 
 
 def _result(state: Elimination, order: list[int], gains: list[float], ranks: list[int]) -> KeepOrder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from subprune.errors import StructureError
+from subprune.fuse import Chain, chains
 
 __all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors"]
 
@@ -116,12 +118,14 @@ class Program:
         keep: Callable[[int], bool] | None = None,
         override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
         grad: bool = False,
+        fuse: bool = False,
     ) -> dict[int, Tensor]:
         """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
 
         Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
         single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``. With
-        `grad`, operations on values that require gradients are recorded for autograd.
+        `grad`, operations on values that require gradients are recorded for autograd. With `fuse`, some
+        operations run as one, which is faster and equal up to rounding.
         """
         stop = len(self.ops) if stop is None else stop
 
@@ -137,11 +141,24 @@ class Program:
                 return tensors[value.name]
             return value.constant if value.source == "constant" else env[x.id]
 
+        fused = self.chains if fuse and keep is None and not grad else {}
+        done: set[int] = set()
         with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
+                if op.index in done:
+                    continue
+                chain = fused.get(op.index)
+                if chain and chain.ops[-1] < stop and not any(override and i in override for i in chain.ops):
+                    result = chain.run(fetch)
+                    if result is not None:
+                        done.update(chain.ops)
+                        self._store(chain, result, env)
+                        continue
                 args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
+                if fused and op.kind in ("view", "_unsafe_view"):  # chains leave channels last in memory
+                    args = (args[0].contiguous(), *args[1:])
                 special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
+                result = special(op, args, kwargs) if special else op.func(*args, **kwargs)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
@@ -149,6 +166,20 @@ class Program:
                     if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
                         env.pop(ref, None)
         return env
+
+    @cached_property
+    def chains(self) -> dict[int, Chain]:
+        """Operations that can run as one."""
+        return chains(self)
+
+    def _store(self, chain: Chain, result: Tensor, env: dict[int, Tensor]) -> None:
+        """Keep the result of a chain and drop what was read for the last time."""
+        for index in chain.ops:
+            for ref in self.ops[index].inputs:
+                if self.last_use(ref) == index:
+                    env.pop(ref, None)
+        if self.last_use(chain.out) > chain.ops[-1]:
+            env[chain.out] = result
 
     def _fetch(self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Callable[[Any], Any]:
         """A function from `Ref` to the tensor it stands for; anything else is handed through."""

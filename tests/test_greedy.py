@@ -36,11 +36,13 @@ def check_sound(found: KeepOrder, stats: list[Statistics], n_units: int) -> None
 @pytest.mark.parametrize("per_unit", [1, 9])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("panel", [2, 128])
+@pytest.mark.parametrize("large", [0, 10**9])  # whether C·Cᵀ is kept whole
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_trying_every_unit(
-    per_unit: int, asymmetric: bool, panel: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    per_unit: int, asymmetric: bool, panel: int, large: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elimination, "_PANEL", panel)
+    monkeypatch.setattr(elimination, "_LARGE", large)
     p = random_problem(seed, rows=100, units=8, per_unit=per_unit, outputs=3, asymmetric=asymmetric)
     found = greedy([p.statistics()], 8)
     order, gains = slow.greedy([p], 8, 8)
@@ -51,6 +53,22 @@ def test_equals_trying_every_unit(
     torch.testing.assert_close(found.errors, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-12)
     assert found.ranks == (per_unit,) * 8
     assert found.dependent == ()
+
+
+@pytest.mark.parametrize("per_unit", [1, 3])
+@pytest.mark.parametrize("strip", [1, 64])
+def test_keeping_c_times_its_transpose_changes_nothing(
+    per_unit: int, strip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = random_problem(5, rows=900, units=360 // per_unit, per_unit=per_unit, outputs=200)
+    plain = greedy([p.statistics()], p.n_units)
+    monkeypatch.setattr(elimination, "_LARGE", 0)
+    monkeypatch.setattr(elimination, "_PANEL", 16)
+    monkeypatch.setattr(elimination, "_STRIP", strip)
+    found = greedy([p.statistics()], p.n_units)
+    check_sound(found, [p.statistics()], p.n_units)
+    assert found.order == plain.order
+    torch.testing.assert_close(found.gains, plain.gains, rtol=1e-9, atol=1e-12 * p.energy)
 
 
 @pytest.mark.parametrize("per_unit", [1, 4])

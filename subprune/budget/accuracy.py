@@ -72,7 +72,9 @@ def accuracy_curves(
     own = _dense_predictions(verification)
     goal = _labels(verification) if labels else own
     whole = _share(own, goal)
-    passage = Passage(verification.start(), groups)
+    run = verification.start()
+    run.fuse = True  # only its answers are looked at
+    passage = Passage(run, groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
             continue
