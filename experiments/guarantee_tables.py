@@ -12,8 +12,9 @@ on how the rank is counted and on how the images went through the network, so ea
   augmented CIFAR-10 images, as the authors' code makes them;
 * ``paper``: what the paper prints.
 
-Writes ranks.csv, bounds.csv and table.md. With --spot-check it writes only spot_check.csv: for three layers of
-ResNet56, the rank that ``torch.linalg.matrix_rank`` itself finds in the float32 matrix, beside that of the rule.
+Writes ranks.csv, bounds.csv and table.md; --models runs some networks only and keeps the rows of the others. With
+--spot-check it writes only spot_check.csv: for three layers of ResNet56, the rank that ``torch.linalg.matrix_rank``
+itself finds in the float32 matrix, beside that of the rule.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import copy
 import csv
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,11 +211,35 @@ def machine() -> str:
     return f"{torch.get_num_threads()} thread(s), {model}, {version}"
 
 
+def other_rows(path: Path, models: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of an earlier run, of networks that are not run now."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] not in models]
+    return [{key: number(value) for key, value in row.items()} for row in rows]
+
+
+def number(text: str) -> str | float | int | None:
+    """A CSV field as what it was; empty fields are None."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text or None
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: MODELS.index(row["model"]))
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for row in rows:
+            writer.writerow({key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()})
 
 
 def main() -> None:
@@ -232,12 +257,12 @@ def main() -> None:
         data = calibration_batches(load("cifar10", "train", options.data_dir), SAMPLES, options.seed)
         write_csv(options.output / "spot_check.csv", spot_check(model, data, readers_of(model, data[0][0])))
         return
-    ranks: list[dict[str, Any]] = []
-    found: list[dict[str, Any]] = []
+    ranks = other_rows(options.output / "ranks.csv", options.models)
+    found = other_rows(options.output / "bounds.csv", options.models)
     for name in options.models:
         images = load("mnist" if name == "lenet" else "cifar10", "train", options.data_dir)
         own_ranks, own_found = tables(name, network(name, options.models_dir), images, options.seed)
-        ranks, found = ranks + own_ranks, found + own_found
+        ranks, found = in_order(ranks + own_ranks), in_order(found + own_found)
         write_csv(options.output / "ranks.csv", ranks)
         write_csv(options.output / "bounds.csv", found)
         sys.stderr.write(f"{name} done\n")
