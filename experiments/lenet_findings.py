@@ -155,9 +155,10 @@ def budgets_cause(rows: Rows, other: Rows) -> list[str]:
     return [*lines, "", CAUSE]
 
 
-CAUSE = """**Shortfalls at c = 8 and 16 (reweighted).** With equal fractions the same selection and reweighting keeps more than
+CAUSE = """\
+**Shortfalls at c = 8 and 16 (reweighted).** With equal fractions the same selection and reweighting keeps more than
 the paper's share at every ratio in the table, so they come from the budgets. What differs most is conv1: equal
-accuracy leaves it one channel of six, because pruning conv1 alone to one channel costs only 0.1 to 0.5 points on the
+accuracy leaves it one channel of six, because pruning conv1 alone to one channel costs only 0.14 to 0.22 points on the
 verification set. That set is drawn from the training images, of which this LeNet gets all right, so its curves are
 flat near the top. One channel more in conv1, all else the same (`experiments/lenet_conv1_control.py`, five seeds):
 
@@ -176,8 +177,8 @@ and is ahead of both. The paper's own table has SeqInChange behind at c = 16 too
 
 **Not reweighted.** The shortfalls there are smaller than the standard deviation over seeds.
 
-**LayerWeightNorm (c = 8 to 32) and the greedy-fs pair (c = 4 to 16, reweighted)** are also behind the paper, by up to 15
-points. This was not looked into."""
+**LayerWeightNorm (c = 8 to 32) and the greedy-fs pair (c = 4 to 16, reweighted)** are also behind the paper, by up to
+15 points. This was not looked into."""
 
 
 def _kept(rows: Rows, method: str, value: float) -> str:
