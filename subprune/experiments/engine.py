@@ -167,7 +167,7 @@ def versions() -> dict[str, str]:
     found["machine"] = platform.machine()
     folder = Path(__file__).resolve().parent
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # not a working copy
-        asked = ["git", "-C", os.fspath(folder), "rev-parse", "--short=12", "HEAD"]
+        asked = ["git", "-C", os.fspath(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         found["commit"] = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return found
 
