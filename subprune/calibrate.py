@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from subprune.data import Batch, signature
 from subprune.errors import DataError, SubpruneError
+from subprune.fuse import Folds
 from subprune.masking import Override, model_tensors
 from subprune.patches import Convolution
 from subprune.record import Op, Program, record
@@ -45,7 +46,7 @@ class Run:
         self.programs, self.envs, self.tensors = programs, envs, tensors
         self.position = 0
         self.override: dict[int, Override] = {}
-        self.fuse = False  # whether operations may run as one, equal up to rounding
+        self.fuse: Folds | None = None  # a dict if operations may run as one, equal up to rounding
 
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""

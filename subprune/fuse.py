@@ -16,7 +16,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from subprune.program import Op, Program, Ref
 
-__all__ = ["Chain", "chains"]
+__all__ = ["Chain", "Folds", "chains"]
+
+Folds = dict[int, tuple[tuple[Any, ...], Tensor, Tensor | None]]
+"""By operation: the tensors that were folded, and the weight and bias made of them."""
 
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 
@@ -32,14 +35,13 @@ class Chain:
     relu: bool
     out: int  # value id of the result
 
-    def run(self, fetch: Callable[[Any], Any]) -> Tensor | None:
-        """The result; None if these tensors have to go the ordinary way."""
-        x, weight, bias, stride, padding, dilation, _, _, groups = (fetch(a) for a in self.conv.args)
+    def run(self, fetch: Callable[[Any], Any], folds: Folds) -> Tensor | None:
+        """The result; None if these tensors have to go the ordinary way. `folds` keeps weights between runs."""
+        x, weight = fetch(self.conv.args[0]), fetch(self.conv.args[1])
         if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or x.numel() == 0:
             return None
-        if self.norm is not None:
-            weight, bias = _fold(self.norm, weight, bias, fetch)
-        weight = weight.contiguous(memory_format=torch.channels_last)
+        weight, bias = self._folded(weight, fetch, folds)
+        stride, padding, dilation, _, _, groups = self.conv.args[3:]
         shape = (padding, stride, dilation, groups)
         relu: Any = "relu" if self.relu else None
         if self.other is None:
@@ -49,11 +51,23 @@ class Chain:
         call = torch.ops.mkldnn._convolution_pointwise.binary
         return call(x, other, weight, bias, *shape, "add", 1.0, relu, [], "")
 
+    def _folded(self, weight: Tensor, fetch: Callable[[Any], Any], folds: Folds) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias with the norm in them, made anew only if a tensor was replaced."""
+        norm = () if self.norm is None else tuple(fetch(a) for a in self.norm.args[1:5])
+        parts = (weight, fetch(self.conv.args[2]), *norm)
+        known = folds.get(self.ops[0])
+        if known is None or any(a is not b for a, b in zip(known[0], parts, strict=True)):
+            weight, bias = _fold(self.norm.args[-1], *parts) if self.norm is not None else parts[:2]
+            known = parts, weight.contiguous(memory_format=torch.channels_last), bias
+            folds[self.ops[0]] = known
+        return known[1], known[2]
 
-def _fold(norm: Op, weight: Tensor, bias: Tensor | None, fetch: Callable[[Any], Any]) -> tuple[Tensor, Tensor]:
+
+def _fold(
+    epsilon: float, weight: Tensor, bias: Tensor | None, gamma: Any, beta: Any, mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution with the norm that follows it."""
-    gamma, beta, mean, variance = (fetch(a) for a in norm.args[1:5])
-    scale = (variance + norm.args[-1]).rsqrt()
+    scale = (variance + epsilon).rsqrt()
     scale = scale if gamma is None else scale * gamma
     shift = -mean * scale if bias is None else (bias - mean) * scale
     return weight * scale[:, None, None, None], shift if beta is None else shift + beta

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from subprune.errors import StructureError
-from subprune.fuse import Chain, chains
+from subprune.fuse import Chain, Folds, chains
 
 __all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors"]
 
@@ -118,14 +118,14 @@ class Program:
         keep: Callable[[int], bool] | None = None,
         override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
         grad: bool = False,
-        fuse: bool = False,
+        fuse: Folds | None = None,
     ) -> dict[int, Tensor]:
         """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
 
         Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
         single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``. With
-        `grad`, operations on values that require gradients are recorded for autograd. With `fuse`, some
-        operations run as one, which is faster and equal up to rounding.
+        `grad`, operations on values that require gradients are recorded for autograd. With `fuse`, a
+        dict to keep folded weights in, some operations run as one: faster, and equal up to rounding.
         """
         stop = len(self.ops) if stop is None else stop
 
@@ -141,7 +141,8 @@ class Program:
                 return tensors[value.name]
             return value.constant if value.source == "constant" else env[x.id]
 
-        fused = self.chains if fuse and keep is None and not grad else {}
+        folds: Folds = {} if fuse is None else fuse
+        fused = self.chains if fuse is not None and keep is None and not grad else {}
         done: set[int] = set()
         with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
@@ -149,7 +150,7 @@ class Program:
                     continue
                 chain = fused.get(op.index)
                 if chain and chain.ops[-1] < stop and not any(override and i in override for i in chain.ops):
-                    result = chain.run(fetch)
+                    result = chain.run(fetch, folds)
                     if result is not None:
                         done.update(chain.ops)
                         self._store(chain, result, env)

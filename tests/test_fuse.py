@@ -47,12 +47,12 @@ def test_fused_equals_plain(name: str) -> None:
     program = record(model, ((x,), {}))
     tensors = model_tensors(model, program)
     (plain,) = program.call(((x,), {}), tensors)
-    (fused,) = program.call(((x,), {}), tensors, fuse=True)
+    (fused,) = program.call(((x,), {}), tensors, fuse={})
     assert program.chains
     assert float((plain - fused).abs().max()) <= 1e-5 * float(plain.abs().max())
     for stop in range(0, len(program.ops), 5):  # stopping between any two operations changes nothing
-        env = program.run(program.bind(((x,), {})), tensors, 0, stop, fuse=True)
-        env = program.run(env, tensors, stop, fuse=True)
+        env = program.run(program.bind(((x,), {})), tensors, 0, stop, fuse={})
+        env = program.run(env, tensors, stop, fuse={})
         assert float((env[program.outputs[0]] - plain).abs().max()) <= 1e-5 * float(plain.abs().max())
 
 
@@ -63,7 +63,7 @@ def test_overridden_operations_are_not_fused() -> None:
     seen = []
     relu = next(op for op in program.ops if op.kind == "relu")
     program.call(
-        ((x,), {}), tensors, fuse=True, override={relu.index: lambda op, a, k: seen.append(1) or op.func(*a, **k)}
+        ((x,), {}), tensors, fuse={}, override={relu.index: lambda op, a, k: seen.append(1) or op.func(*a, **k)}
     )
     assert seen == [1]
 
@@ -73,4 +73,4 @@ def test_float64_goes_the_ordinary_way() -> None:
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     program = record(model, ((x,), {}))
     tensors = model_tensors(model, program)
-    assert torch.equal(program.call(((x,), {}), tensors)[0], program.call(((x,), {}), tensors, fuse=True)[0])
+    assert torch.equal(program.call(((x,), {}), tensors)[0], program.call(((x,), {}), tensors, fuse={})[0])

@@ -73,7 +73,7 @@ def accuracy_curves(
     goal = _labels(verification) if labels else own
     whole = _share(own, goal)
     run = verification.start()
-    run.fuse = True  # only its answers are looked at
+    run.fuse = {}  # only its answers are looked at
     passage = Passage(run, groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
