@@ -156,10 +156,8 @@ class Program:
                         self._store(chain, result, env)
                         continue
                 args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
-                if fused and op.kind in ("view", "_unsafe_view"):  # chains leave channels last in memory
-                    args = (args[0].contiguous(), *args[1:])
                 special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else op.func(*args, **kwargs)
+                result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
@@ -215,7 +213,7 @@ class Program:
 
 def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operation; a view may become a copy, since real tensors can lie in memory in another order."""
-    if op.func is torch.ops.aten.view.default:
+    if op.kind in ("view", "_unsafe_view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
     return op.func(*args, **kwargs)
 
