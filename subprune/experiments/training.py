@@ -217,7 +217,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def count_correct(model: nn.Module, images: Images, batch_size: int = 500) -> int:
+def count_correct(model: nn.Module, images: Images, batch_size: int = 128) -> int:
     """How many images the model, in eval mode, classifies correctly: a count, so nothing is rounded."""
     correct = 0
     with _mode(model, training=False):
