@@ -41,35 +41,16 @@ def prune(model: nn.Module, data: Any, *, dry_run: Literal[False] = False, **opt
 
 @named_options
 def prune(
-    model: nn.Module,
-    data: Any,
-    *,
-    compression: float | None = None,
-    speedup: float | None = None,
-    params: str | float | None = None,
-    flops: str | float | None = None,
-    latency: str | float | None = None,
-    keep: float | None = None,
-    budgets: Mapping[str, int] | None = None,
-    method: str = "asym-in-change",
-    allocate: str | None = None,
-    reweight: bool = True,
-    epsilon: float | None = None,
-    patches: str = "all",
-    batchnorm: str = "keep",
-    train_data: Any = None,
-    verify_data: Any = None,
-    cache: str | Path | None = None,
-    round_to: int | None = None,
-    only: Any = None,
-    ignore: Any = None,
-    n_samples: int | None = 512,
-    forward: Callable[[Any], Any] | None = None,
-    seed: int = 0,
-    time_calls: bool = False,
-    dry_run: bool = False,
+    model: nn.Module, data: Any, *,
+    compression: float | None = None, speedup: float | None = None, params: str | float | None = None,
+    flops: str | float | None = None, latency: str | float | None = None, keep: float | None = None,
+    budgets: Mapping[str, int] | None = None, method: str = "asym-in-change", allocate: str | None = None,
+    reweight: bool = True, epsilon: float | None = None, patches: str = "all", batchnorm: str = "keep",
+    train_data: Any = None, verify_data: Any = None, cache: str | Path | None = None, round_to: int | None = None,
+    only: Any = None, ignore: Any = None, n_samples: int | None = 512, forward: Callable[[Any], Any] | None = None,
+    seed: int = 0, time_calls: bool | None = None, dry_run: bool = False,
     progress: bool | Callable[[Step], None] | None = None,
-) -> Result | Forecast:
+) -> Result | Forecast:  # fmt: skip
     """A smaller model that does what `model` does on inputs like `data`. The model given is not changed.
 
     `data` needs no labels: a tensor, a DataLoader, or an iterable of tensors, tuples or dicts; the first
@@ -83,7 +64,7 @@ def prune(
         params: target: parameters left, a number or a share such as ``"50%"``.
         flops: target: FLOPs left for one input, a number or a share such as ``"50%"``.
         latency: target: milliseconds a call on the first batch takes, or a share such as ``"60%"``; measured here
-            and now, by cutting candidates and timing them.
+            and now, by cutting candidates and timing them. The report says what the result takes.
         keep: target: fraction of the units of every group.
         budgets: target: units to keep, by group; groups that are not named stay whole.
         method: who chooses the units; see ``subprune methods``.
@@ -103,57 +84,83 @@ def prune(
         n_samples: how many inputs are used; None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
-        time_calls: measure the latency of both models for the report.
+        time_calls: measure both models' latency for the report: on the first batch (True), on one input where that
+            takes long (None), or not at all.
         dry_run: return a `Forecast` of what would go and what it would cost; nothing is pruned.
         progress: None (a bar where somebody looks), True, False, or a function that gets every `Step`.
 
     Returns:
         A `Result` with the smaller model, the plan and the report; a `Forecast` with ``dry_run=True``.
     """
-    round_to = (8 if latency is not None else 1) if round_to is None else round_to
     options = Options(
         method=method, allocate=allocate, budgets=budgets, keep=keep, compression=compression, speedup=speedup,
         params=params, flops=flops, latency=latency, only=only, ignore=ignore, reweight=reweight, epsilon=epsilon,
-        patches=patches, batchnorm=batchnorm, round_to=round_to, n_samples=n_samples, seed=seed,
+        patches=patches, batchnorm=batchnorm, round_to=round_to, n_samples=n_samples, seed=seed, time_calls=time_calls,
     )  # fmt: skip
-    chosen, started = find_method(method), time.perf_counter()
+    started = time.perf_counter()
     check_model(model)
-    taken = batches(data, model, n_samples, forward=forward)
-    calibration = Calibration.of(model, taken)
-    pool = None if train_data is None else calibration.on(batches(train_data, model, None, forward=forward))
-    verify = None if verify_data is None else calibration.on(batches(verify_data, model, None, forward=forward))
-    choices = {"seed": seed, "epsilon": epsilon, "patches": patches, "train_data": pool}
+    calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
+    pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
     groups = _groups(calibration, only, ignore, budgets)
     with progress_bar(2 * len(groups), progress) as tick:
-        demand = Demand(
-            calibration, groups, chosen, Rounding(round_to), reweight, budgets, keep, compression, speedup, choices,
-            verify, None if cache is None else Path(cache), lambda _, g: tick(f"curve of {g.name}"), params, flops,
-        )  # fmt: skip
+        demand = _demand(calibration, groups, options, pool, verify, cache, tick)
         if dry_run:
             return forecast(demand, options.rule, latency)
-        counts = budget.by_latency(demand, options.rule, latency) if latency else demand.counts(options.rule)
-        left = [g for g in groups if g.name in counts]
-        done = walk(
-            calibration, left, chosen, counts, reweight=reweight, **choices,
-            tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
-        )  # fmt: skip
+        done, left = _walk(demand, options, tick)
     small, eager = _realise(calibration, done)
-    done.notes += sync_config(small, calibration.structure, {name: d.kept for name, d in done.decisions.items()})
-    if batchnorm == "recalibrate":
-        layers = recalibrate(small, taken)
-        done.notes.append(f"BatchNorm statistics taken anew in {len(layers)} layers")
+    done.notes += _finish(small, calibration, done, batchnorm)
     seconds = time.perf_counter() - started
-    return make_result(
+    return make_result(calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify)
+
+
+def _more(calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None) -> Calibration | None:
+    """Other data for the same model, all of it."""
+    return None if data is None else calibration.on(batches(data, calibration.model, None, forward=forward))
+
+
+def _demand(
+    calibration: Calibration,
+    groups: list[Group],
+    options: Options,
+    pool: Calibration | None,
+    verify: Calibration | None,
+    cache: str | Path | None,
+    tick: Callable[[str], None],
+) -> Demand:
+    """What the budget rules may look at."""
+    return Demand(
         calibration,
-        small,
-        left,
-        done,
-        options,
-        seconds=seconds,
-        eager=eager,
-        verify=verify,
-        time_calls=time_calls or latency is not None,
+        groups,
+        find_method(options.method),
+        Rounding(options.multiple),
+        options.reweight,
+        choices={"seed": options.seed, "epsilon": options.epsilon, "patches": options.patches, "train_data": pool},
+        verification=verify,
+        cache=None if cache is None else Path(cache),
+        tick=lambda _, group: tick(f"curve of {group.name}"),
+        **{k: getattr(options, k) for k in ("budgets", "keep", "compression", "speedup", "params", "flops")},
     )
+
+
+def _walk(demand: Demand, options: Options, tick: Callable[[str], None]) -> tuple[Walk, list[Group]]:
+    """Share out the target, then rank, choose and reweight group after group."""
+    rule = options.rule
+    counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
+    left = [g for g in demand.groups if g.name in counts]
+    done = walk(
+        demand.calibration, left, demand.method, counts, reweight=options.reweight, **demand.choices,
+        tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
+    )  # fmt: skip
+    return done, left
+
+
+def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
+    """What else the smaller model needs; remarks for the report."""
+    notes = sync_config(small, calibration.structure, {name: d.kept for name, d in done.decisions.items()})
+    if batchnorm == "recalibrate":
+        layers = recalibrate(small, calibration.batches)
+        notes = [*notes, f"BatchNorm statistics taken anew in {len(layers)} layers"]
+    return list(notes)
 
 
 def check_model(model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import DataError
 from subprune.record import Inputs
 
-__all__ = ["Batch", "batches", "fingerprint", "signature"]
+__all__ = ["Batch", "batches", "fingerprint", "first_samples", "signature"]
 
 _LABEL_KEYS = ("labels", "label", "target", "targets")
 CHUNK = 128  # a single tensor is worked through in batches of this many samples
@@ -53,7 +53,7 @@ def batches(
         if batch.size == 0:
             continue
         if left is not None and batch.size > left:
-            batch = _first(batch, left)
+            batch = first_samples(batch, left)
         found.append(_to(batch, device))
         _check(found[-1], len(found))
         if left is not None:
@@ -134,7 +134,8 @@ def _arguments(item: Any) -> Inputs:
     )
 
 
-def _first(batch: Batch, count: int) -> Batch:
+def first_samples(batch: Batch, count: int) -> Batch:
+    """The first samples of a batch."""
     cut = tree_map(
         lambda x: x[:count] if isinstance(x, Tensor) and x.ndim and x.shape[0] == batch.size else x, batch.inputs
     )

@@ -100,7 +100,11 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
             demand.check()
         if demand.budgets is None and (demand.keep is None or rule == "score"):
             needed = NEEDS_DATA.get(rule, "")
-        counts = by_latency(demand, rule, latency) if latency else allocate(demand, rule)
+        if latency is None:
+            counts = allocate(demand, rule)
+        else:
+            needed = " and ".join(["timed calls of models cut to other widths", *([needed] if needed else [])])
+            counts = by_latency(demand, rule, latency)
     except BudgetError as error:
         if demand.budgets is not None or demand.keep is not None:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from subprune.data import Batch
 from subprune.record import Inputs, _flat_tensors, _plain, eval_mode
 
-__all__ = ["Latency", "accuracy", "agreement", "count_flops", "count_parameters", "latency", "predictions"]
+__all__ = [
+    "Latency",
+    "accuracy",
+    "agreement",
+    "count_flops",
+    "count_parameters",
+    "latency",
+    "predictions",
+    "side_by_side",
+]
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -45,18 +55,50 @@ class Latency:
 
 def latency(model: nn.Module, inputs: Inputs, *, repeats: int = 20, warmup: int = 3) -> Latency:
     """Measure calls of the model after a warm-up."""
-    times = []
-    with eval_mode(model), torch.no_grad():
+    return side_by_side([model], inputs, repeats=repeats, warmup=warmup)[0]
+
+
+_LEAST_REPEATS = 5
+
+
+def side_by_side(
+    models: Sequence[nn.Module],
+    inputs: Inputs,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    seconds: float = float("inf"),
+) -> tuple[Latency, ...]:
+    """Latencies to be compared: the models' calls alternate, so that whatever else the machine does slows all alike.
+
+    After `seconds`, five repeats are enough.
+    """
+    times: list[list[float]] = [[] for _ in models]
+    until = time.perf_counter() + seconds
+    with contextlib.ExitStack() as modes, torch.no_grad():
+        for model in models:
+            modes.enter_context(eval_mode(model))
         for i in range(warmup + repeats):
-            started = time.perf_counter()
-            model(*inputs[0], **inputs[1])
-            _wait(inputs)
-            if i >= warmup:
-                times.append(time.perf_counter() - started)
-    low, median, high = torch.tensor(times, dtype=torch.float64).quantile(
-        torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    )
-    return Latency(float(median), float(low), float(high), repeats)
+            if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
+                break
+            for model, own in zip(models, times, strict=True):
+                taken = _one_call(model, inputs)
+                if i >= warmup:
+                    own.append(taken)
+    return tuple(_summary(own) for own in times)
+
+
+def _one_call(model: nn.Module, inputs: Inputs) -> float:
+    started = time.perf_counter()
+    model(*inputs[0], **inputs[1])
+    _wait(inputs)
+    return time.perf_counter() - started
+
+
+def _summary(times: Sequence[float]) -> Latency:
+    places = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    low, median, high = torch.tensor(times, dtype=torch.float64).quantile(places).tolist()
+    return Latency(median, low, high, len(times))
 
 
 def _wait(inputs: Inputs) -> None:

@@ -51,11 +51,12 @@ class Options:
     epsilon: float | None = None
     patches: str = "all"
     batchnorm: str = "keep"
-    round_to: int = 1
+    round_to: int | None = None  # None: 8 for a latency, else 1
     only: Any = None
     ignore: Any = None
     n_samples: int | None = 512
     seed: int = 0
+    time_calls: bool | None = None  # None: timed, if need be on one input
 
     def __post_init__(self) -> None:
         find_method(self.method)
@@ -69,8 +70,10 @@ class Options:
         self._check_contradictions()
         if self.epsilon is not None and not 0 < self.epsilon < 1:
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
-        if isinstance(self.round_to, bool) or not isinstance(self.round_to, int) or self.round_to < 1:
+        if isinstance(self.multiple, bool) or not isinstance(self.multiple, int) or self.multiple < 1:
             raise OptionError(f"round_to must be a positive integer, got {self.round_to!r}")
+        if self.time_calls not in (True, False, None):
+            raise OptionError(f"time_calls must be True, False or None, got {self.time_calls!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**63:
             raise OptionError(f"seed must be an integer of 64 bits, got {self.seed!r}")
 
@@ -78,6 +81,13 @@ class Options:
     def rule(self) -> str:
         """The budget rule that is used."""
         return self.allocate or find_method(self.method).allocate or "knapsack"
+
+    @property
+    def multiple(self) -> int:
+        """What numbers of units are multiples of; odd widths eat the time that fewer units save."""
+        if self.round_to is not None:
+            return self.round_to
+        return 8 if self.latency is not None else 1
 
     def _check_targets(self) -> None:
         given = [k for k in TARGETS if getattr(self, k) is not None]
@@ -96,6 +106,22 @@ class Options:
 
     def _check_contradictions(self) -> None:
         """Options that would be ignored silently are refused."""
+        if self.latency is not None and self.time_calls is False:
+            raise OptionError(
+                f"latency={self.latency!r} is met by timing calls, and time_calls=False forbids it; leave time_calls "
+                "away, or ask for speedup= instead"
+            )
+        if self.budgets is not None and self.round_to is not None:
+            raise OptionError(
+                f"budgets= says exactly how many units each group keeps, so round_to={self.round_to!r} has no say; "
+                "leave it away"
+            )
+        shipped = find_method(self.method).order.__module__ == "subprune.methods"
+        if self.epsilon is not None and shipped and not self.method.endswith("in-change"):
+            raise OptionError(
+                f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; leave it away, or use "
+                "one of layer-in-change, seq-in-change, asym-in-change"
+            )
         if self.allocate is None:
             return
         if self.budgets is not None:
@@ -114,7 +140,8 @@ class Options:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         named = {k: None if plain[k] is None else [_named(x) for x in _items(plain[k])] for k in ("only", "ignore")}
         budgets = None if self.budgets is None else dict(self.budgets)
-        return {**plain, **named, "budgets": budgets, "allocate": self.rule}
+        del plain["time_calls"]  # changes nothing in the result
+        return {**plain, **named, "budgets": budgets, "allocate": self.rule, "round_to": self.multiple}
 
 
 def _items(given: Any) -> list[Any]:

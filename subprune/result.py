@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from subprune import measure
+from subprune.budget.latency import LatencyTarget
 from subprune.calibrate import Calibration
-from subprune.data import Batch, fingerprint
+from subprune.data import Batch, fingerprint, first_samples
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of
 from subprune.program import flat_tensors
@@ -76,7 +77,6 @@ def make_result(
     seconds: float,
     eager: bool,
     verify: Calibration | None,
-    time_calls: bool,
 ) -> Result:
     """Plan and report of a finished pruning."""
     dense, first = calibration.model, calibration.batches[0]
@@ -88,6 +88,7 @@ def make_result(
     same, change, accuracy = _compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches)
     if verify:
         accuracy = _compare(_outputs(dense, verify.batches), _outputs(small, verify.batches), verify.batches)[2]
+    timing = _timing(dense, small, first, options)
     report = Report(
         plan,
         (measure.count_parameters(dense), measure.count_parameters(small)),
@@ -96,11 +97,13 @@ def make_result(
         seconds,
         same,
         _skipped(calibration, groups),
-        tuple(done.notes),
+        (*done.notes, *timing.notes),
         output_change=change,
         accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
-        latency=_latency(dense, small, first) if time_calls else None,
+        latency=timing.latency,
+        latency_inputs=timing.inputs,
+        latency_calls=timing.calls,
         batch=first.size,
         model=type(dense).__name__,
         layers=layers(calibration, small),
@@ -193,5 +196,32 @@ def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
         yield found  # outside: a generator that is left waiting must not hold the modes
 
 
-def _latency(dense: nn.Module, small: nn.Module, batch: Batch) -> tuple[float, float]:
-    return measure.latency(dense, batch.inputs).median, measure.latency(small, batch.inputs).median
+@dataclass(frozen=True)
+class _Timing:
+    """Seconds per call before and after; what was called, and remarks."""
+
+    latency: tuple[float, float] | None = None
+    inputs: int = 0
+    calls: int = 0
+    notes: tuple[str, ...] = ()
+
+
+_CALLS, _MANY_CALLS, _SECONDS = 20, 40, 2.0
+
+
+def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) -> _Timing:
+    """Time both models on the first batch; where that takes long and nobody asked for it, on its first input."""
+    if options.time_calls is False:
+        return _Timing()
+    models, asked = (dense, small), options.latency
+    if options.time_calls or asked is not None:
+        a, b = measure.side_by_side(models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS)
+        notes = () if asked is None else (LatencyTarget(asked).verdict(a.median, b.median),)
+        return _Timing((a.median, b.median), batch.size, a.repeats, notes)
+    once = measure.latency(dense, batch.inputs, repeats=1, warmup=0).median
+    timed = batch if 2 * _CALLS * once < _SECONDS else first_samples(batch, 1)
+    try:
+        a, b = measure.side_by_side(models, timed.inputs, repeats=_CALLS, seconds=_SECONDS)
+    except Exception as error:  # a model that takes whole batches only
+        return _Timing(notes=(f"latency was not measured, a call with one input failed ({type(error).__name__})",))
+    return _Timing((a.median, b.median), timed.size, a.repeats)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subprune
+from subprune import measure
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.models import LeNet
 
@@ -90,6 +91,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no say"),
     "budgets as a list": ({"budgets": [3, 4]}, BudgetError, "must be a dict"),
     "too few params": ({"params": 10}, BudgetError, "cannot be reached"),
+    "latency without timing": ({"latency": "60%", "time_calls": False}, OptionError, "leave time_calls away"),
+    "timing in words": ({"keep": 0.5, "time_calls": "yes"}, OptionError, "True, False or None"),
+    "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no say"),
+    "epsilon of a norm": ({"keep": 0.5, "method": "weight-norm", "epsilon": 0.1}, OptionError, "stochastic greedy"),
+    "a method misspelt": ({"keep": 0.5, "method": "asym-in-chang"}, OptionError, "did you mean 'asym-in-change'"),
+    "a rule misspelt": ({"compression": 2, "allocate": "knapsak"}, OptionError, "did you mean 'knapsack'"),
+    "a group misspelt": ({"budgets": {"fc11": 3}}, BudgetError, "fc1"),
+    "keep of zero": ({"keep": 0}, BudgetError, "keep"),
+    "compression below one": ({"compression": 0.5}, BudgetError, "at least 1"),
+    "no target": ({}, OptionError, "got none"),
     "samples": ({"keep": 0.5, "n_samples": "many"}, DataError, "n_samples"),
 }
 
@@ -223,18 +234,133 @@ def test_a_stream_is_pruned_when_named() -> None:
     assert subprune.prune(model, x, budgets={stream: 5, "a": 6}).model.end.in_features == 5
 
 
-def test_latency_is_measured_and_met() -> None:
+QUICK: dict[str, Any] = {"method": "layer-weight-norm", "allocate": "uniform", "reweight": False}
+
+
+@pytest.fixture(scope="module")
+def wide() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8))
-    x = torch.randn(256, 64)
-    result = subprune.prune(model, x, latency="60%", method="layer-weight-norm", allocate="uniform", reweight=False)
-    assert all(k % 8 == 0 for k in result.plan.counts.values())
-    assert result.report.latency is not None
-    assert result.report.latency[1] < 0.9 * result.report.latency[0]  # clocks on a shared machine scatter
-    assert max(result.plan.counts.values()) > 64
+    return model, torch.randn(256, 64)
+
+
+def test_latency_is_measured_and_met(wide: tuple[nn.Module, Tensor]) -> None:
+    """By a clock: the report's own measurement meets the target, or the report says that it does not."""
+    report = subprune.prune(*wide, latency="60%", **QUICK).report
+    assert all(k % 8 == 0 for k in report.plan.counts.values())
+    assert max(report.plan.counts.values()) > 64  # not simply the smallest model
+    assert report.latency is not None
+    before, after = report.latency
+    said = [note for note in report.notes if note.startswith("target ")]
+    assert len(said) == 1
+    assert said[0].startswith("target met" if after <= 0.6 * before else "target missed")
+    assert after < 0.75 * before  # whatever the clock does between the search and the report
+    assert (report.latency_inputs, report.latency_calls) == (128, 40)  # tensors are taken in batches of 128
+    assert said[0] in " ".join(str(report).split())
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> list[tuple[dict[str, int], int]]:
+    """Replace the clock of the search; what was timed is written down."""
+    seen: list[tuple[dict[str, int], int]] = []
+
+    def timed(counts: dict[str, int], repeats: int) -> tuple[float, float]:
+        seen.append((dict(counts), repeats))
+        return 0.1, seconds(counts, repeats)
+
+    monkeypatch.setattr("subprune.budget.latency._timer", lambda demand: timed)
+    return seen
+
+
+def proportional(counts: dict[str, int], repeats: int) -> float:
+    return 0.1 * sum(counts.values()) / 2048
+
+
+def test_latency_search_fills_the_target(wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    for asked, share in (("60%", 0.6), (30, 0.3)):
+        seen = clock(monkeypatch, proportional)
+        counts = subprune.prune(*wide, latency=asked, **QUICK, dry_run=True).counts
+        assert 0.93 * share < sum(counts.values()) / 2048 <= share
+        assert seen[-1][0] == counts
+        assert seen[-1][1] > seen[0][1]  # the winner is timed again, longer
+
+
+def test_a_lucky_candidate_is_not_believed(wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short timings say that everything is fast; the long ones tell the truth."""
+    clock(monkeypatch, lambda counts, repeats: proportional(counts, repeats) * (1.0 if repeats > 20 else 0.5))
+    counts = subprune.prune(*wide, latency="60%", **QUICK, dry_run=True).counts
+    assert sum(counts.values()) / 2048 <= 0.6
+    clock(monkeypatch, lambda counts, repeats: 0.09 if repeats > 20 else 0.01)
+    with pytest.raises(BudgetError, match="nearest feasible share is 90%"):
+        subprune.prune(*wide, latency="60%", **QUICK)
+
+
+def test_a_missed_latency_is_said(wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search was deceived throughout; the report's measurement of the finished model is not."""
+    clock(monkeypatch, lambda counts, repeats: 1e-4)
+    report = subprune.prune(*wide, latency="10%", **QUICK).report
+    assert any(note.startswith("target missed: latency='10%' allows") for note in report.notes)
+
+
+def test_latency_out_of_reach(wide: tuple[nn.Module, Tensor]) -> None:
     with pytest.raises(BudgetError, match="cannot be reached"):
-        subprune.prune(model, x, latency="0.001%", allocate="uniform")
-    assert not subprune.prune(model, x, latency=1e-6, allocate="uniform", dry_run=True).feasible
+        subprune.prune(*wide, latency="0.001%", allocate="uniform")
+    seen = subprune.prune(*wide, latency=1e-6, allocate="uniform", dry_run=True)
+    assert not seen.feasible
+    assert "timed calls" in seen.needed
+
+
+def test_latency_is_in_every_report(lenet: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = subprune.prune(lenet, images, budgets={"fc1": 60}).report
+    assert report.latency is not None
+    assert (report.latency_inputs, report.latency_calls) == (40, 20)
+    assert "for 40 inputs, median of 20 calls" in str(report)
+    assert "median of 20 calls" in report.to_html()
+    monkeypatch.setattr("subprune.result._SECONDS", 0.0)  # as if calls took long
+    report = subprune.prune(lenet, images, budgets={"fc1": 60}).report
+    assert report.latency_inputs == 1
+    assert 5 <= report.latency_calls < 20
+    assert "for 1 input, median of" in str(report)
+    assert subprune.prune(lenet, images, budgets={"fc1": 60}, time_calls=False).report.latency is None
+
+
+class WholeBatches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 9), nn.Linear(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x.view(8, 5))))
+
+
+def test_latency_of_a_model_that_takes_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprune.result._SECONDS", 0.0)
+    report = subprune.prune(WholeBatches(), torch.randn(8, 5), keep=0.5).report
+    assert report.latency is None
+    assert any(note.startswith("latency was not measured") for note in report.notes)
+
+
+def test_latencies_are_medians_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of both models alternate; the slow first ones and single outliers do not count."""
+    calls: list[nn.Module] = []
+    now = [0.0]
+
+    class Timed(nn.Module):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(self)
+            number = calls.count(self)
+            now[0] += 50 * self.seconds if number in (1, 2, 3, 11) else self.seconds
+            return x
+
+    monkeypatch.setattr("subprune.measure.time.perf_counter", lambda: now[0])
+    one, other = Timed(1.0), Timed(2.0)
+    a, b = measure.side_by_side([one, other], ((torch.ones(1),), {}))
+    assert (a.median, b.median, a.repeats) == (pytest.approx(1.0), pytest.approx(2.0), 20)
+    assert calls[:4] == [one, other, one, other]
+    assert measure.side_by_side([one], ((torch.ones(1),), {}), seconds=0.0)[0].repeats == 5
 
 
 def test_inspect_is_public(lenet: nn.Module, images: Tensor) -> None:

@@ -57,7 +57,9 @@ class Report:
     accuracy: tuple[float, float] | None = None  # on labelled data, before and after
     accuracy_on: str = ""  # which data
     latency: tuple[float, float] | None = None  # seconds per call, median, before and after
-    batch: int = 1  # inputs in the call that FLOPs and latency are about
+    latency_inputs: int = 0  # inputs in such a call
+    latency_calls: int = 0  # timed calls of each model
+    batch: int = 1  # inputs in the call that FLOPs are about
     model: str = ""  # class of the model
     layers: tuple[Layer, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from subprune.report.svg import curve, network
-from subprune.report.terminal import percent
+from subprune.report.terminal import faster, percent, timed
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
@@ -76,9 +76,8 @@ def _figures(r: Report) -> str:
     ]
     if r.latency is not None:
         a, b = r.latency
-        shown.append(
-            (f"{a / b:.2f}×" if b else "–", f"faster: {a * 1e3:.3g} → {b * 1e3:.3g} ms for {r.batch} inputs, measured")
-        )
+        ratio, _, word = faster(a, b).partition(" ")
+        shown.append((ratio, f"{word}: {a * 1e3:.3g} → {b * 1e3:.3g} ms {timed(r)}"))
     if r.accuracy is not None:
         a, b = r.accuracy
         shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
@@ -93,7 +92,7 @@ def _figures(r: Report) -> str:
 def _big(x: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if x >= size:
-            return f"{x / size:.3g} {unit}"
+            return f"{x / size:.3g}\u00a0{unit}"
     return f"{x:.3g}"
 
 

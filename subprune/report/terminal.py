@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from subprune.report.figures import Report
 
-__all__ = ["as_text", "percent", "report_table", "report_text"]
+__all__ = ["as_text", "faster", "percent", "report_table", "report_text", "timed"]
 
 
 def as_text(parts: Iterable[Any], width: int = 110) -> str:
@@ -31,6 +31,19 @@ def percent(x: float, digits: int = 2) -> str:
     if math.isnan(x):
         return "–"
     return f"{100 * x:.1g}%" if 0 < abs(x) < 0.5 * 10.0 ** -(digits + 2) else f"{x:.{digits}%}"
+
+
+def faster(a: float, b: float) -> str:
+    """How two times compare, in words."""
+    if not a or not b:
+        return "–"
+    return f"{a / b:.2f}× faster" if b <= a else f"{b / a:.2f}× slower"
+
+
+def timed(report: Report) -> str:
+    """What the latency is about."""
+    n, calls = report.latency_inputs or report.batch, report.latency_calls
+    return f"for {n:,} input{'' if n == 1 else 's'}" + (f", median of {calls} calls" if calls else "")
 
 
 def report_table(report: Report) -> Table:
@@ -65,6 +78,5 @@ def measured(report: Report) -> list[tuple[str, str]]:
         found.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
     if report.latency is not None:
         a, b = report.latency
-        what = f"{a * 1e3:.3g} ms → {b * 1e3:.3g} ms for {report.batch} inputs ({a / b:.2f}× faster)"
-        found.append(("latency", what))
+        found.append(("latency", f"{a * 1e3:.3g} ms → {b * 1e3:.3g} ms {timed(report)} ({faster(a, b)})"))
     return found
