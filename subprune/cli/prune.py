@@ -68,7 +68,10 @@ def prune(
     ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
     batchnorm: Annotated[str, typer.Option(help="keep, or recalibrate.")] = "keep",
-    time: Annotated[bool, typer.Option("--time", help="Measure latency before and after.")] = False,
+    time: Annotated[
+        bool | None,
+        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: as few as needed]."),
+    ] = None,
     guarantees: Annotated[bool, typer.Option("--guarantees", help="Add proven bounds to the report.")] = False,
     data_dir: o.DataDir = None,
     resize: o.Resize = None,
