@@ -22,7 +22,7 @@ from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights
 from subprune.measure import accuracy
 from subprune.methods import find_method
-from subprune.walk import curves, in_order
+from subprune.ranking import curves, in_order
 
 
 def main() -> None:

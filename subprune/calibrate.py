@@ -46,7 +46,7 @@ class Run:
         self.programs, self.envs, self.tensors = programs, envs, tensors
         self.position = 0
         self.override: dict[int, Override] = {}
-        self.fuse: Folds | None = None  # a dict if operations may run as one, equal up to rounding
+        self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
 
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
@@ -149,7 +149,9 @@ class Calibration:
         program = self.structure.program
         tensors = model_tensors(self.model, program)
         envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
-        return Run(self.programs, envs, tensors)
+        run = Run(self.programs, envs, tensors)
+        run.fuse = {}
+        return run
 
 
 def _programs(model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]) -> list[Program]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from subprune import parallel
 from subprune.elimination import Elimination
 from subprune.errors import BudgetError, OptionError
 from subprune.statistics import Statistics, unit_count
@@ -21,6 +23,7 @@ TIE = 1e-9
 NOTHING = 1e-14
 """Gains below this share of ‖Y‖² are rounding and count as zero."""
 
+_SMALL = 1024  # columns below which a step is too little work for several threads
 _DOUBT = 1e-6  # gains this close to the largest are computed again, from C itself, before comparing
 
 
@@ -56,7 +59,13 @@ def greedy(
     allows). Once no unit gains anything, the rest follows lowest unit first with gain 0, listed in
     ``dependent``.
     """
-    return _run(stats, n_units, k, tolerance, lambda remaining: remaining)
+    with _threads(stats):
+        return _run(stats, n_units, k, tolerance, lambda remaining: remaining)
+
+
+def _threads(stats: Sequence[Statistics]) -> AbstractContextManager[None]:
+    """As many threads as the largest of the statistics is worth."""
+    return parallel.one_thread(all(s.width < _SMALL and s.gram.device.type == "cpu" for s in stats))
 
 
 def stochastic_greedy(
@@ -84,7 +93,8 @@ def stochastic_greedy(
         chosen = torch.randperm(len(remaining), generator=generator, device=generator.device)[:size]
         return remaining[chosen.cpu().sort().values]
 
-    return _run(stats, n_units, k, tolerance, sample)
+    with _threads(stats):
+        return _run(stats, n_units, k, tolerance, sample)
 
 
 def follow(
@@ -92,16 +102,17 @@ def follow(
 ) -> KeepOrder:
     """The gains and error curve of units taken in a given order."""
     _check(stats, n_units, len(order), tolerance)
-    state = Elimination(stats, n_units, tolerance)
-    floor = NOTHING * state.energy
-    left = max(0.0, state.energy - state.fixed_gain)
-    gains: list[float] = []
-    ranks: list[int] = []
-    for unit in order:
-        gain, rank = state.add(int(unit))
-        gains.append(min(gain, left) if gain > floor else 0.0)
-        left -= gains[-1]
-        ranks.append(rank)
+    with _threads(stats):
+        state = Elimination(stats, n_units, tolerance)
+        floor = NOTHING * state.energy
+        left = max(0.0, state.energy - state.fixed_gain)
+        gains: list[float] = []
+        ranks: list[int] = []
+        for unit in order:
+            gain, rank = state.add(int(unit))
+            gains.append(min(gain, left) if gain > floor else 0.0)
+            left -= gains[-1]
+            ranks.append(rank)
     return _result(state, [int(u) for u in order], gains, ranks)
 
 

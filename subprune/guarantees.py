@@ -24,9 +24,10 @@ from subprune.data import Batch, batches
 from subprune.errors import OptionError, closest
 from subprune.greedy import KeepOrder, greedy
 from subprune.methods import Method, Ranker
+from subprune.ranking import curves, in_order
 from subprune.statistics import Statistics
 from subprune.structure import Group
-from subprune.walk import curves, in_order, walk
+from subprune.walk import walk
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 

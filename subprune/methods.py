@@ -18,19 +18,19 @@ def _input_change(ranker: Ranker) -> KeepOrder:
     return greedy(ranker.statistics, ranker.n_units)
 
 
-@method("layer-in-change", form="layer")
+@method("layer-in-change", form="layer", statistics_only=True)
 def layer_in_change(ranker: Ranker) -> KeepOrder:
     """Greedy on the reweighted input change, every layer on its own."""
     return _input_change(ranker)
 
 
-@method("seq-in-change", form="sequential")
+@method("seq-in-change", form="sequential", statistics_only=True)
 def seq_in_change(ranker: Ranker) -> KeepOrder:
     """The same on the activations of the model pruned so far."""
     return _input_change(ranker)
 
 
-@method("asym-in-change", form="asymmetric")
+@method("asym-in-change", form="asymmetric", statistics_only=True)
 def asym_in_change(ranker: Ranker) -> KeepOrder:
     """The same, aiming at what the dense model's layers received."""
     return _input_change(ranker)

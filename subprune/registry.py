@@ -138,6 +138,7 @@ class Method:
     summary: str = ""
     needs_train_data: bool = False
     allocate: str | None = None  # its own budget rule: "score" for a global ranking, "sampling"; None: any
+    statistics_only: bool = False  # the ranking reads the ranker's statistics and no run: layers may be ranked at once
 
     def check(self, setting: Setting) -> None:
         """Refuse data without what the method needs."""
@@ -162,6 +163,7 @@ def method(
     needs_labels: bool = False,
     needs_train_data: bool = False,
     allocate: str | None = None,
+    statistics_only: bool = False,
 ) -> Callable[[Order], Order]:
     """Register a ranking function as a method: ``@subprune.method("my-method")``."""
 
@@ -169,7 +171,7 @@ def method(
         if name in METHODS:
             raise OptionError(f"there is a method named {name!r} already; choose another name")
         summary = (order.__doc__ or "").strip().split("\n")[0]
-        METHODS[name] = Method(name, order, form, needs_labels, summary, needs_train_data, allocate)
+        METHODS[name] = Method(name, order, form, needs_labels, summary, needs_train_data, allocate, statistics_only)
         return order
 
     return register

@@ -22,12 +22,14 @@ from itertools import pairwise, product
 import torch
 from torch import Tensor
 
+from subprune import parallel
 from subprune.patches import MAX_BYTES, Convolution
 
 __all__ = ["Products", "ShiftSums", "Totals", "can_shift", "shifted_products", "sum_device", "wide_sum"]
 
 _CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
 _MOST = 2000  # products a chunk may need before patches are the better way
+_WORTH = 2**26  # multiply-adds of a chunk and shift that are worth a thread of their own
 
 Shift = tuple[int, ...]
 Range = tuple[int, int]
@@ -102,6 +104,7 @@ class _Plan:
         self.columns = range(len(self.lines[-1].intervals))
         self.pairs = [(u, v) for i, u in enumerate(self.taps) for v in self.taps[i:]]
         self.wanted = [self._shifts(column) for column in self.columns]
+        self.products = [(column, shift) for column in self.columns for shift in self.wanted[column]]
         self.pieces = list(product(*(range(len(line.intervals)) for line in self.lines[:-1])))
 
     def shift(self, u: Shift, v: Shift) -> Shift:
@@ -125,7 +128,7 @@ class _Plan:
 
     @property
     def count(self) -> int:
-        return sum(len(s) for s in self.wanted)
+        return len(self.products)
 
 
 def can_shift(conv: Convolution, spatial: tuple[int, ...]) -> bool:
@@ -185,12 +188,14 @@ class ShiftSums:
         return new.T.flatten()
 
     def _add_products(self, pixels: Tensor) -> None:
-        for column in self.plan.columns:
-            for shift in self.plan.wanted[column]:
-                box = self.plan.box(column, shift)
-                moved = [(a + s, b + s) for (a, b), s in zip(box, shift, strict=True)]
-                for first, made in _batched(pixels, box, pixels, moved):
-                    self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
+        def add(wanted: tuple[int, Shift]) -> None:
+            column, shift = wanted
+            box = self.plan.box(column, shift)
+            moved = [(a + s, b + s) for (a, b), s in zip(box, shift, strict=True)]
+            for first, made in _batched(pixels, box, pixels, moved):
+                self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
+
+        parallel.each(add, self.plan.products, pixels.numel() * self.channels > _WORTH)
 
     def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
         """Add products [*lines, C, C], the first of line `start`, to the pieces the lines lie in."""
@@ -216,12 +221,17 @@ class ShiftSums:
             device = sum_device(pixels.device)
             shape = (len(self.plan.taps), self.channels, self.outputs)
             self._cross = torch.zeros(shape, dtype=torch.float64, device=device)
-        for number, tap in enumerate(self.plan.taps):
+        total = self._cross
+
+        def add(number: int) -> None:
+            tap = self.plan.taps[number]
             reads = [line.reads[u] for line, u in zip(self.plan.lines, tap, strict=True)]
             outputs = [line.outputs[u] for line, u in zip(self.plan.lines, tap, strict=True)]
             if all(a < b for a, b in reads):
                 for _, made in _batched(pixels, reads, placed, outputs):
-                    self._cross[number] += wide_sum(made.reshape(-1, *made.shape[-2:]), 0)
+                    total[number] += wide_sum(made.reshape(-1, *made.shape[-2:]), 0)
+
+        parallel.each(add, range(len(self.plan.taps)), pixels.numel() * self.outputs > _WORTH)
 
     def result(self) -> Products:
         """Everything so far; columns channel by channel."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,17 +15,15 @@ from torch import Tensor
 
 from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
-from subprune.greedy import KeepOrder, follow
+from subprune.greedy import KeepOrder
 from subprune.masking import keep_mask, overrides, zero
-from subprune.registry import METHODS, Method, Ranker, Ranking, Setting
+from subprune.ranking import Tick, begin, gather, in_order, ranking_of, room
+from subprune.registry import Method, Ranker, Ranking, Setting
 from subprune.reweight import Reweighting, solve
-from subprune.sampling import Sensitivity, sensitivity
 from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
-__all__ = ["Decision", "Walk", "alone", "curves", "in_order", "rankers", "ranking_of", "rankings", "walk"]
-
-Tick = Callable[[str, Group], None]
+__all__ = ["Decision", "Walk", "alone", "walk"]
 
 
 @dataclass
@@ -50,11 +50,6 @@ class Walk:
     notes: list[str] = field(default_factory=list)
 
 
-def in_order(groups: Sequence[Group]) -> list[Group]:
-    """Forward order: by the first layer that reads the units."""
-    return sorted(groups, key=lambda g: (min(c.use.op for c in g.reweightable), g.first_op))
-
-
 def walk(
     calibration: Calibration,
     groups: Sequence[Group],
@@ -74,109 +69,51 @@ def walk(
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
     past_dense, past_current = Passage(dense, groups), Passage(current, groups)
+    alone = method.form == "layer"  # then the pruned model's activations are never looked at
     decisions: dict[str, Decision] = {}
     gone: dict[int, Tensor] = {}
+    waiting: deque[tuple[Ranker, float, Future[tuple[Decision, Ranking]]]] = deque()
+
+    def settle() -> None:
+        ranker, spent, found = waiting.popleft()
+        decision, ranking = found.result()
+        started = time.perf_counter()
+        tick("reweight", ranker.group)
+        _apply(ranker, decision, ranking, current, reweight)
+        _note_gone(gone, ranker.group, decision.kept)
+        decisions[ranker.group.name] = decision
+        wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
+        if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
+            dense.go_on_from(ranker.passed)
+        decision.seconds += spent + time.perf_counter() - started
+
     for group in in_order(groups):
+        while waiting and _shares_reader(group, [r.group for r, *_ in waiting]):
+            settle()
         started = time.perf_counter()
         tick("rank", group)
         past_dense.go_to(group)
-        alone = method.form == "layer"  # then the pruned model's activations are never looked at
         mark = None if alone else past_current.go_to(group)
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
-        decision, ranking = _decide(ranker, method)
-        tick("reweight", group)
-        _apply(ranker, decision, ranking, current, reweight)
-        _note_gone(gone, group, decision.kept)
-        wanted = [c.use.op for g in groups if g.name not in decisions and g is not group for c in g.consumers]
-        if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
-            dense.go_on_from(ranker.passed)
-        decision.seconds = time.perf_counter() - started
-        decisions[group.name] = decision
+        gather(ranker, method)
+        spent = time.perf_counter() - started
+        waiting.append((ranker, spent, begin(ranker, method, _decide)))
+        while waiting and not (alone and room([r for r, *_ in waiting])):
+            settle()
+    while waiting:
+        settle()
     return Walk(decisions, current.tensors, dense)
 
 
-def rankers(
-    calibration: Calibration,
-    groups: Sequence[Group],
-    method: Method,
-    *,
-    tick: Tick = lambda stage, group: None,
-    **choices: Any,
-) -> Iterator[Ranker]:
-    """The groups in forward order, each ready to be ranked on the dense model, in one forward pass.
-
-    A ranker is good until the next one is asked for.
-    """
-    setting = Setting(calibration, tuple(groups), **choices)
-    method.check(setting)
-    dense = calibration.start()
-    passage = Passage(dense, groups)
-    for group in in_order(groups):
-        tick("curve", group)
-        mark = passage.go_to(group)
-        yield Ranker(group, "layer", dense, dense, setting, start=mark)
-
-
-def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, Ranking]:
-    """Rankings of all groups on the dense model; options as for `rankers`."""
-    return {r.group.name: ranking_of(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
-
-
-def curves(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, KeepOrder]:
-    """Keep orders and error curves of all groups on the dense model; options as for `rankers`."""
-    return {r.group.name: with_errors(r, method.order(r)) for r in rankers(calibration, groups, method, **options)}
-
-
-def comparable_scores(
-    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
-) -> dict[str, Tensor]:
-    """Scores of all units on the dense model, comparable between groups; options as for `rankers`."""
-    found: dict[str, Tensor] = {}
-    for name, ranking in rankings(calibration, groups, method, **options).items():
-        if ranking.scores is None:
-            able = ", ".join(m.name for m in METHODS.values() if m.allocate == "score")
-            raise OptionError(
-                f"allocate='score' needs scores that can be compared between layers, and method {method.name!r} "
-                f"has none; use another rule, or one of {able}"
-            )
-        found[name] = ranking.scores
-    return found
-
-
-def sensitivities(
-    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
-) -> dict[str, Sensitivity]:
-    """Sensitivities of all units on the dense model; options as for `rankers`."""
-    return {r.group.name: sensitivity(r) for r in rankers(calibration, groups, method, **options)}
-
-
-def with_errors(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> KeepOrder:
-    """A ranking with its error curve, computed from the statistics if the method gave none."""
-    if isinstance(ranked, KeepOrder):
-        return ranked
-    return follow(ranker.statistics, ranker.n_units, ranking_of(ranker, ranked).order)
-
-
-def ranking_of(ranker: Ranker, ranked: KeepOrder | Ranking | Sequence[int]) -> Ranking:
-    """Whatever a method returned as a checked ranking."""
-    if isinstance(ranked, Ranking):
-        return replace(ranked, order=checked_order(ranker, ranked.order))
-    return Ranking(checked_order(ranker, ranked.order if isinstance(ranked, KeepOrder) else ranked))
-
-
-def checked_order(ranker: Ranker, ranked: Sequence[int]) -> tuple[int, ...]:
-    """The ranking as unit numbers; one that is no ranking is refused."""
-    order = tuple(int(u) for u in ranked)
-    if len(set(order)) != len(order) or any(not 0 <= u < ranker.n_units for u in order):
-        raise OptionError(
-            f"the method's ranking of group {ranker.group.name!r} must hold different numbers from 0 to "
-            f"{ranker.n_units - 1}, got {order[:8]}{'…' if len(order) > 8 else ''}"
-        )
-    return order
+def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
+    """Whether a layer reads this group and one of the others: then one decision changes the other's statistics."""
+    own = {c.use.op for c in group.consumers}
+    return any(c.use.op in own for other in others for c in other.consumers)
 
 
 def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
+    started = time.perf_counter()
     ranked = method.order(ranker)
     ranking = ranking_of(ranker, ranked)
     k = ranker.k or 0
@@ -189,6 +126,7 @@ def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
     if isinstance(ranked, KeepOrder):
         decision.errors = tuple(float(e) for e in ranked.errors)
         decision.dependent = ranked.dependent
+    decision.seconds = time.perf_counter() - started
     return decision, ranking
 
 

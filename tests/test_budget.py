@@ -24,8 +24,8 @@ from subprune.experiments.models import shipped_lenet
 from subprune.greedy import KeepOrder
 from subprune.measure import accuracy, agreement, count_parameters
 from subprune.methods import find_method
+from subprune.ranking import curves, in_order
 from subprune.structure.cost import CostModel
-from subprune.walk import curves, in_order
 
 RULES = ("uniform", "error", "knapsack", "equal-accuracy", "equal-agreement")
 

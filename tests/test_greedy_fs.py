@@ -11,8 +11,8 @@ import subprune
 from subprune import greedy_fs
 from subprune.calibrate import Calibration
 from subprune.data import batches
+from subprune.ranking import rankers
 from subprune.registry import METHODS, Setting
-from subprune.walk import rankers
 
 
 @pytest.mark.parametrize("together", [1, 600, greedy_fs.TOGETHER])

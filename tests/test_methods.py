@@ -14,8 +14,8 @@ import subprune
 from subprune.calibrate import Calibration
 from subprune.data import batches
 from subprune.errors import DataError, OptionError
+from subprune.ranking import curves, rankers
 from subprune.registry import METHODS, Ranker, Setting, order_by
-from subprune.walk import curves, rankers
 
 BUILT_IN = tuple(METHODS)
 FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-change": "asymmetric"}

@@ -17,10 +17,10 @@ from subprune.budget.target import Rounding, Target
 from subprune.calibrate import Calibration
 from subprune.data import batches
 from subprune.errors import BudgetError
+from subprune.ranking import rankers, sensitivities
 from subprune.registry import METHODS, Ranker
 from subprune.sampling import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
 from subprune.structure.cost import CostModel
-from subprune.walk import rankers, sensitivities
 
 
 def all_rankers(name: str) -> list[tuple[Ranker, Sensitivity]]:

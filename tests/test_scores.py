@@ -15,10 +15,10 @@ from subprune.budget.target import Rounding, Target
 from subprune.calibrate import Calibration
 from subprune.data import batches
 from subprune.errors import BudgetError, DataError, OptionError
+from subprune.ranking import comparable_scores, rankers
 from subprune.registry import METHODS
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import comparable_scores, rankers
 
 
 def calibrated(net: Net, data: slow.Data | None = None) -> Calibration:

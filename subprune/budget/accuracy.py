@@ -18,10 +18,11 @@ from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
 from subprune.calibrate import Calibration, Passage, Run
 from subprune.errors import DataError
+from subprune.ranking import rankers, ranking_of
 from subprune.registry import Method, Ranker
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import alone, rankers, ranking_of
+from subprune.walk import alone
 
 __all__ = ["FRACTIONS", "AccuracyCurve", "accuracy_curves", "equal_accuracy"]
 

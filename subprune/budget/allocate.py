@@ -16,10 +16,10 @@ from subprune.budget.scores import by_score, top_fraction
 from subprune.budget.target import Counts, Rounding, Target, amount
 from subprune.calibrate import Calibration
 from subprune.greedy import KeepOrder
+from subprune.ranking import comparable_scores, curves, sensitivities
 from subprune.registry import Method
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import comparable_scores, curves, sensitivities
 
 __all__ = ["RULES", "Demand", "allocate"]
 

@@ -31,9 +31,9 @@ from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.experiments.store import Outcome
 from subprune.experiments.training import count_correct, finetune_recipe, fit
 from subprune.methods import find_method
+from subprune.ranking import in_order
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import in_order
 
 __all__ = ["Context", "check", "load_sources", "run_cell", "run_job"]
 
