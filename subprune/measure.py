@@ -6,13 +6,17 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from subprune.borrow import eval_mode, unchanged
 from subprune.data import Batch
-from subprune.record import Inputs, _flat_tensors, _plain, eval_mode
+from subprune.record import Inputs, _flat_tensors, _plain
 
 __all__ = [
     "Latency",
@@ -32,11 +36,24 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_flops(model: nn.Module, inputs: Inputs) -> int:
-    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add)."""
+    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add).
+
+    Shapes are all it takes, so nothing is computed unless the model's way depends on the numbers.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    shapes = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, inputs)
+    try:
+        with unchanged(model):
+            return _counted(model, shapes, fake)
+    except Exception:
+        return _counted(model, inputs, contextlib.nullcontext())
+
+
+def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextManager[Any]) -> int:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with eval_mode(model), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with eval_mode(model), torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
             model(*inputs[0], **inputs[1])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
