@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
-from subprune.options import Options, named_options
+from subprune.options import Options, PruneOptions, named_options
 from subprune.progress import Step, progress_bar
 from subprune.result import Result, make_result
 from subprune.structure import Group
@@ -28,15 +28,20 @@ from subprune.structure.select import choose_groups
 from subprune.surgery import prove_how, set_tensors
 from subprune.walk import Walk, in_order, walk
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["Result", "check_model", "prune"]
 
 
 @overload
-def prune(model: nn.Module, data: Any, *, dry_run: Literal[True], **options: Any) -> Forecast: ...
+def prune(model: nn.Module, data: Any, *, dry_run: Literal[True], **options: Unpack[PruneOptions]) -> Forecast: ...
 
 
 @overload
-def prune(model: nn.Module, data: Any, *, dry_run: Literal[False] = False, **options: Any) -> Result: ...
+def prune(
+    model: nn.Module, data: Any, *, dry_run: Literal[False] = False, **options: Unpack[PruneOptions]
+) -> Result: ...
 
 
 @named_options

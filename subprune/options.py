@@ -6,18 +6,49 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypedDict
 
 from subprune.batchnorm import BATCHNORM
 from subprune.budget.allocate import RULES
 from subprune.budget.target import amount
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.methods import find_method
+from subprune.progress import Step
 from subprune.registry import PATCHES
 
-__all__ = ["TARGETS", "Options", "named_options"]
+__all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
 
 TARGETS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
+
+
+class PruneOptions(TypedDict, total=False):
+    """The keywords of `subprune.prune`, for editors and type checkers."""
+
+    compression: float | None
+    speedup: float | None
+    params: str | float | None
+    flops: str | float | None
+    latency: str | float | None
+    keep: float | None
+    budgets: Mapping[str, int] | None
+    method: str
+    allocate: str | None
+    reweight: bool
+    epsilon: float | None
+    patches: str
+    batchnorm: str
+    train_data: Any
+    verify_data: Any
+    cache: str | Path | None
+    round_to: int | None
+    only: Any
+    ignore: Any
+    n_samples: int | None
+    forward: Callable[[Any], Any] | None
+    seed: int
+    time_calls: bool | None
+    progress: bool | Callable[[Step], None] | None
 
 
 def named_options(function: Callable[..., Any]) -> Callable[..., Any]:

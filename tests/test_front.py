@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import subprune
 from subprune import measure
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.models import LeNet
+from subprune.options import PruneOptions
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
 
@@ -110,6 +112,12 @@ def test_refusals_help(lenet: nn.Module, images: Tensor, case: str) -> None:
     options, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         subprune.prune(lenet, images, **options)
+
+
+def test_editors_know_every_option() -> None:
+    named = inspect.signature(subprune.prune).parameters.values()
+    keywords = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name != "dry_run"]
+    assert keywords == list(PruneOptions.__annotations__)
 
 
 # ---- data -----------------------------------------------------------------------------------------
@@ -310,6 +318,7 @@ def test_latency_out_of_reach(wide: tuple[nn.Module, Tensor]) -> None:
 
 
 def test_latency_is_in_every_report(lenet: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprune.result._SECONDS", 1e9)  # however slow the machine is
     report = subprune.prune(lenet, images, budgets={"fc1": 60}).report
     assert report.latency is not None
     assert (report.latency_inputs, report.latency_calls) == (40, 20)
