@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor
 
 import subprune
 from subprune.budget.cache import Cache
+from subprune.cli.app import app
 from subprune.experiments.models import LeNet
 
 FAST = ("--method", "layer-in-change", "--n-samples", 40)
@@ -66,10 +68,11 @@ def test_json_is_all_that_is_printed(run: Run, tmp_path: Path) -> None:
 
 
 def test_help_has_examples(run: Run) -> None:
-    for command in ("prune", "inspect", "export", "report", "demo"):
+    for command in typer.main.get_command(app).list_commands(None):  # type: ignore[attr-defined]
         done = run(command, "--help")
         assert done.code == 0
-        assert "Example" in done.out
+        assert "Example" in done.out, command
+        assert f"subprune {command}" in " ".join(done.out.split()), command
     assert "completion" in run("--help").out
     assert run("--version").out.startswith("subprune ")
     assert "asym-in-change" in run("methods").out

@@ -27,12 +27,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+_EXPERIMENTS = """Examples:
+
+* `subprune experiment run smoke`
+* `subprune experiment status smoke`
+* `subprune experiment report smoke`
+"""
 for module in (demo, inspect, prune, export, report, methods):
     module.register(app)
 with contextlib.suppress(ImportError):
     from subprune.experiments.cli import app as experiment
 
-    app.add_typer(experiment, name="experiment")
+    app.add_typer(experiment, name="experiment", epilog=_EXPERIMENTS)
 
 
 STOPPED = 130

@@ -13,10 +13,16 @@ from subprune.methods import METHODS
 
 __all__ = ["register"]
 
+EXAMPLES = """Examples:
+
+* `subprune methods`
+* `subprune methods --json`
+"""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(methods)
+    app.command(epilog=EXAMPLES)(methods)
 
 
 def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
