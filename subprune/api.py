@@ -22,11 +22,12 @@ from subprune.methods import find_method
 from subprune.model_config import sync_config
 from subprune.options import Options, PruneOptions, named_options
 from subprune.progress import Step, progress_bar
+from subprune.ranking import in_order
 from subprune.result import Result, make_result
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
 from subprune.surgery import prove_how, set_tensors
-from subprune.walk import Walk, in_order, walk
+from subprune.walk import Walk, walk
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -104,6 +105,7 @@ def prune(
     )  # fmt: skip
     started = time.perf_counter()
     check_model(model)
+    check_call(forward, cache, dry_run)
     calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
     pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
     groups = _groups(calibration, only, ignore, budgets)
@@ -180,6 +182,16 @@ def check_model(model: nn.Module) -> None:
             )
         if x.is_floating_point() and x.device.type != "meta" and not bool(torch.isfinite(x).all()):
             raise DataError(f"the weights of layer {name.rpartition('.')[0]!r} ({name}) contain NaN or infinity")
+
+
+def check_call(forward: object, cache: object, dry_run: object) -> None:
+    """Refuse wrong types of what is not kept with the plan."""
+    if forward is not None and not callable(forward):
+        raise OptionError(f"forward must be a function from an item of data to the model's arguments, got {forward!r}")
+    if cache is not None and not isinstance(cache, str | Path):
+        raise OptionError(f"cache must be a folder, got {cache!r}")
+    if not isinstance(dry_run, bool):
+        raise OptionError(f"dry_run must be True or False, got {dry_run!r}")
 
 
 def _groups(calibration: Calibration, only: Any, ignore: Any, budgets: Mapping[str, int] | None) -> list[Group]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-__all__ = ["eval_mode", "follow", "unchanged"]
+__all__ = ["eval_mode", "follow", "quiet", "unchanged"]
 
 
 @contextlib.contextmanager
@@ -63,3 +64,15 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

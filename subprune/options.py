@@ -57,6 +57,11 @@ def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
+        if len(args) > 2:
+            raise OptionError(
+                f"{function.__name__} takes the model and the data, and everything else by name, such as "
+                f"compression=2; got {args[2]!r:.80} as a third"
+            )
         for name in options:
             if name not in known and name not in ("model", "data"):
                 raise OptionError(f"unknown option {name!r}: {closest(name, known)}allowed are {', '.join(known)}")
@@ -90,6 +95,8 @@ class Options:
     time_calls: bool | None = None  # None: timed, if need be on one input
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, str):
+            raise OptionError(f"method must be a name that `subprune methods` lists, got {self.method!r}")
         find_method(self.method)
         self._check_targets()
         choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*RULES, None)}
@@ -99,7 +106,9 @@ class Options:
                 words = [a for a in allowed if a is not None]
                 raise OptionError(f"{name}={value!r}: {closest(str(value), words)}allowed are {', '.join(words)}")
         self._check_contradictions()
-        if self.epsilon is not None and not 0 < self.epsilon < 1:
+        if not isinstance(self.reweight, bool):
+            raise OptionError(f"reweight must be True or False, got {self.reweight!r}")
+        if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1):
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
         if isinstance(self.multiple, bool) or not isinstance(self.multiple, int) or self.multiple < 1:
             raise OptionError(f"round_to must be a positive integer, got {self.round_to!r}")

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from subprune.borrow import eval_mode, follow, unchanged
+from subprune.borrow import eval_mode, follow, quiet, unchanged
 from subprune.errors import StructureError
 from subprune.program import Inputs, Op, Program, Ref, Value, flat_tensors
 
@@ -178,6 +178,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
         recorder.add(x, "param" if name in parameters else "buffer", name)
     taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(quiet())
         stack.enter_context(unchanged(model))
         stack.enter_context(eval_mode(model))
         stack.enter_context(follow(model, running))

@@ -170,9 +170,9 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _read(path: Path, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r} to load")
     try:
-        if not path.is_file():
-            raise DataError(f"there is no file {str(path)!r} to load")
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118

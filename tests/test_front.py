@@ -102,6 +102,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a group misspelt": ({"budgets": {"fc11": 3}}, BudgetError, "fc1"),
     "keep of zero": ({"keep": 0}, BudgetError, "keep"),
     "compression below one": ({"compression": 0.5}, BudgetError, "at least 1"),
+    "a method that is none": ({"keep": 0.5, "method": None}, OptionError, "must be a name"),
+    "reweight in words": ({"keep": 0.5, "reweight": "no"}, OptionError, "True or False"),
+    "dry run in words": ({"keep": 0.5, "dry_run": "yes"}, OptionError, "True or False"),
+    "epsilon of text": ({"keep": 0.5, "epsilon": "a"}, OptionError, "between 0 and 1"),
+    "forward is no function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
+    "cache is no folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
     "no target": ({}, OptionError, "got none"),
     "samples": ({"keep": 0.5, "n_samples": "many"}, DataError, "n_samples"),
 }
@@ -112,6 +118,19 @@ def test_refusals_help(lenet: nn.Module, images: Tensor, case: str) -> None:
     options, error, text = REFUSED[case]
     with pytest.raises(error, match=text):
         subprune.prune(lenet, images, **options)
+
+
+def test_targets_go_by_name(lenet: nn.Module, images: Tensor) -> None:
+    with pytest.raises(OptionError, match=r"by name, such as compression=2; got 2 as a third"):
+        subprune.prune(lenet, images, 2)  # type: ignore[call-overload]
+
+
+def test_wrong_shapes_are_said_once(lenet: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
+    """PyTorch logs a traceback of its own for shapes that do not fit; the message is enough."""
+    with pytest.raises(DataError, match="cannot be called with the calibration data"):
+        subprune.prune(lenet, torch.randn(1, 28, 28), keep=0.5)
+    said = capfd.readouterr()
+    assert not said.out + said.err
 
 
 def test_editors_know_every_option() -> None:
