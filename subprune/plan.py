@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of"]
+__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of", "unprovable"]
 
 HISTORY = "subprune_history"
 """Attribute of a pruned model with the stored plans of all its prunings; it survives copying and fine-tuning."""
@@ -68,3 +69,15 @@ class Plan:
 def history_of(model: object) -> tuple[dict[str, Any], ...]:
     """The stored plans of everything `prune` and `load` did to this model, first to last."""
     return tuple(getattr(model, HISTORY, ()))
+
+
+def unprovable(method: str, options: Mapping[str, Any]) -> str:
+    """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
+    plain = method in ("layer-in-change", "seq-in-change", "asym-in-change")
+    if plain and options.get("reweight", True) and options.get("epsilon") is None:
+        return ""
+    said = f"method={method!r}" + ("" if options.get("reweight", True) else ", reweight=False")
+    return (
+        "bounds are proven for plain greedy selection on the input change (layer-, seq- and asym-in-change) with "
+        f"reweighting; this is {said}"
+    )

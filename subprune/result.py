@@ -16,8 +16,9 @@ from subprune import measure
 from subprune.budget.latency import LatencyTarget
 from subprune.calibrate import Calibration
 from subprune.data import Batch, fingerprint, first_samples
+from subprune.errors import OptionError
 from subprune.options import Options
-from subprune.plan import HISTORY, GroupPlan, Plan, history_of
+from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
 from subprune.program import flat_tensors
 from subprune.record import eval_mode, plain
 from subprune.report import GuaranteeLine, Layer, Report
@@ -47,6 +48,9 @@ class Result:
 
     def with_guarantees(self, found: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
+        why = unprovable(self.plan.method, self.plan.options)
+        if why:
+            raise OptionError(why)
         lines = []
         for g in found.groups:
             for b in g.budgets:

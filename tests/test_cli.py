@@ -20,6 +20,7 @@ from torch import Tensor
 import subprune
 from subprune.budget.cache import Cache
 from subprune.cli.app import app
+from subprune.errors import StructureError
 from subprune.experiments.models import LeNet
 
 FAST = ("--method", "layer-in-change", "--n-samples", 40)
@@ -52,6 +53,32 @@ def test_prune_report_export(run: Run, tmp_path: Path) -> None:
     assert page.code == 0
     assert "model.pt2" in (small / "report.html").read_text()
     assert "<svg" in (tmp_path / "page.html").read_text()
+
+
+def test_bounds_speak_of_what_was_done(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default where it is quick, never for a method they are not about, and not at the cost of the result."""
+    args = ("prune", *LENET, "--keep", 0.5, "--output")
+
+    def bounds(name: str, *more: object) -> list[Any]:
+        done = run(*args, tmp_path / name, *more)
+        assert done.code == 0, done.err
+        assert "Guarantees" in (tmp_path / name / "report.html").read_text()
+        return json.loads((tmp_path / name / "report.json").read_text())["guarantees"]
+
+    assert len(bounds("default")) == 4
+    assert not bounds("none", "--no-guarantees")
+    assert not bounds("norm", "--method", "layer-weight-norm")
+    for more in (("--method", "layer-weight-norm"), ("--no-reweight",)):
+        refused = run(*args, tmp_path / "refused", "--guarantees", *more)
+        assert refused.code == 2
+        assert "bounds are proven for" in refused.err
+    assert not (tmp_path / "refused").exists()
+
+    def fails(*_: object, **__: object) -> None:
+        raise StructureError("no bounds today")
+
+    monkeypatch.setattr("subprune.guarantees.guarantees", fails)
+    assert not bounds("failed")
 
 
 def test_json_is_all_that_is_printed(run: Run, tmp_path: Path) -> None:

@@ -15,16 +15,18 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.cli.data import DataChoice, load_data
 from subprune.cli.models import load_model
-from subprune.errors import OptionError
+from subprune.errors import OptionError, SubpruneError
 from subprune.files import write_atomic
 from subprune.forecast import Forecast
 from subprune.methods import find_method
+from subprune.plan import unprovable
 from subprune.result import Result
 from subprune.storage import save
 
 __all__ = ["register"]
 
 TARGETS = "Target (exactly one)"
+_QUICK = 30.0  # seconds: bounds take about as long as the pruning
 EXAMPLES = """Examples:
 
 * `subprune prune --model lenet-mnist --data mnist-sample --compression 4 --output small`
@@ -72,7 +74,12 @@ def prune(
         bool | None,
         typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: as few as needed]."),
     ] = None,
-    guarantees: Annotated[bool, typer.Option("--guarantees", help="Add proven bounds to the report.")] = False,
+    guarantees: Annotated[
+        bool | None,
+        typer.Option(
+            "--guarantees/--no-guarantees", help="Proven bounds in the report [default: where pruning was quick]."
+        ),
+    ] = None,
     data_dir: o.DataDir = None,
     resize: o.Resize = None,
     mean: o.Mean = "",
@@ -97,9 +104,12 @@ def prune(
     if dry_run:
         _show_forecast(run(net, inputs, dry_run=True, progress=False if json else None, **options), json)
         return
+    why = unprovable(method, options)
+    if guarantees and why:
+        raise OptionError(f"--guarantees: {why}")
     _check_output(output)
     result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
-    if guarantees:
+    if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
         result = _guaranteed(result, net, load_data(choice), n_samples)
     _write(result, output, json)
 
@@ -135,7 +145,12 @@ def _guaranteed(result: Result, net: Any, inputs: Any, n_samples: int) -> Result
     from subprune.guarantees import guarantees
 
     form = find_method(result.plan.method).form
-    return result.with_guarantees(guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples))
+    try:
+        found = guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples)
+    except SubpruneError as error:  # the pruned model is not to be lost
+        say(f"no bounds in the report: {error}")
+        return result
+    return result.with_guarantees(found)
 
 
 def _show_forecast(seen: Forecast, json: bool) -> None:

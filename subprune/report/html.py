@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import faster, percent, timed
+from subprune.report.terminal import error_left, faster, percent, timed
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
@@ -114,9 +115,14 @@ def _group_rows(groups: Sequence[GroupPlan]) -> list[list[str]]:
     for g in groups:
         share = len(g.kept) / max(1, g.units)
         bar = f'<span class="bar"><i style="width:{share:.1%}"></i></span>'
-        readers = e(", ".join(g.consumers[:4]) + (" …" if len(g.consumers) > 4 else ""))
-        rows.append([e(g.name), e(g.kind), str(g.units), str(len(g.kept)), percent(g.error), bar, readers])
+        readers = _breakable(", ".join(g.consumers[:4]) + (" …" if len(g.consumers) > 4 else ""))
+        rows.append([_breakable(g.name), e(g.kind), str(g.units), str(len(g.kept)), error_left(g), bar, readers])
     return rows
+
+
+def _breakable(name: str) -> str:
+    """Long names break at their dots, not in the middle of a word."""
+    return e(name).replace(".", ".<wbr>")
 
 
 def _groups(r: Report) -> str:
@@ -131,7 +137,8 @@ def _curves(r: Report) -> str:
         drawing = curve(g)
         if drawing:
             k = len(g.kept)
-            said = f"{k} of {g.units} kept: {percent(g.errors[k]) if k < len(g.errors) else '–'} left"
+            left = "whole" if k == g.units else f"{percent(g.errors[k]) if k < len(g.errors) else '–'} left"
+            said = f"{k} of {g.units} kept: {left}"
             cards.append(
                 f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(said)}</p>{drawing}</div>'
             )
@@ -145,7 +152,11 @@ def _curves(r: Report) -> str:
 
 def _guarantees(r: Report) -> str:
     if not r.guarantees:
-        return ""
+        why = (
+            unprovable(r.plan.method, r.plan.options)
+            or "They were not computed: --guarantees on the command line adds them."
+        )
+        return f'<h2>Guarantees</h2><p class="soft">{e(why)}</p>'
     head = ("group", "k", "error", "proven: at most", "γ at least", "assumptions")
     rows = [
         [e(g.name), str(g.k), percent(g.error), percent(min(g.bound, 1.0)), f"{g.gamma:.3g}",

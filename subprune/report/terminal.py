@@ -12,9 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
-__all__ = ["as_text", "faster", "percent", "report_table", "report_text", "timed"]
+__all__ = ["as_text", "error_left", "faster", "percent", "report_table", "report_text", "timed"]
 
 
 def as_text(parts: Iterable[Any], width: int = 110) -> str:
@@ -31,6 +32,11 @@ def percent(x: float, digits: int = 2) -> str:
     if math.isnan(x):
         return "–"
     return f"{100 * x:.1g}%" if 0 < abs(x) < 0.5 * 10.0 ** -(digits + 2) else f"{x:.{digits}%}"
+
+
+def error_left(group: GroupPlan) -> str:
+    """The error of a group in words; one that lost nothing is whole."""
+    return "whole" if len(group.kept) == group.units else percent(group.error)
 
 
 def faster(a: float, b: float) -> str:
@@ -54,7 +60,7 @@ def report_table(report: Report) -> Table:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for g in report.plan.groups:
         readers = escape(", ".join(g.consumers))
-        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), percent(g.error), readers)
+        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), error_left(g), readers)
     return table
 
 
