@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import subprune
 from subprune import measure
+from subprune.budget.cache import Cache
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.models import LeNet
 from subprune.options import PruneOptions
@@ -309,6 +310,18 @@ def test_latency_search_fills_the_target(wide: tuple[nn.Module, Tensor], monkeyp
         assert 0.93 * share < sum(counts.values()) / 2048 <= share
         assert seen[-1][0] == counts
         assert seen[-1][1] > seen[0][1]  # the winner is timed again, longer
+
+
+def test_accuracy_curves_are_measured_once_for_a_latency(
+    wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock(monkeypatch, proportional)
+    written: list[str] = []
+    write = Cache.write
+    monkeypatch.setattr(Cache, "write", lambda self, name, entry: (written.append(name), write(self, name, entry)))
+    quick = {**QUICK, "allocate": "equal-agreement", "n_samples": 32}
+    assert subprune.prune(*wide, latency="60%", **quick, dry_run=True).feasible
+    assert sorted(written) == ["0", "2"]
 
 
 def test_a_lucky_candidate_is_not_believed(wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:

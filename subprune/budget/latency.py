@@ -7,9 +7,12 @@ The winner is timed once more, longer: of many candidates the best is often one 
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import nn
 
@@ -53,7 +56,11 @@ class LatencyTarget:
 
 def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
     """Search the share of FLOPs that meets the latency; `asked` is a share or milliseconds for the first batch."""
-    target, timed = LatencyTarget(asked), _timer(demand)
+    with _remembering(demand, name) as remembering:
+        return _search(remembering, name, LatencyTarget(asked), _timer(demand))
+
+
+def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
     smallest = {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
     _check(target, *timed(smallest, _REPEATS))
     low, high = demand.cost.flops(smallest) / max(1, demand.cost.flops({})), 1.0
@@ -81,6 +88,16 @@ def _check(target: LatencyTarget, dense: float, small: float) -> None:
             f"smallest widths take {small * 1e3:.3g} ms of {dense * 1e3:.3g} ms; the nearest feasible share is "
             f"{small / dense:.0%}"
         )
+
+
+@contextlib.contextmanager
+def _remembering(demand: Demand, name: str) -> Iterator[Demand]:
+    """Accuracy curves are measured once, not again for every candidate."""
+    if not name.startswith("equal-") or demand.cache is not None:
+        yield demand
+        return
+    with tempfile.TemporaryDirectory(prefix="subprune-") as folder:
+        yield replace(demand, cache=Path(folder))
 
 
 def _at(demand: Demand, name: str, share: float) -> Counts:
