@@ -89,7 +89,13 @@ class Forecast:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from subprune.report.html import html_table
+
+        rows = [[html.escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep)] for g in self.groups]
+        table = html_table(("group", "kind", "units", "keep", "remove"), rows, numbers=(2, 3, 4))
+        lines = [self.problem] if self.problem else []
+        lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
+        return f"<p>{html.escape(self.summary())}</p>{table}<p>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
 def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> Forecast:

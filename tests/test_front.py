@@ -75,7 +75,9 @@ def test_dry_run_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> None:
     assert "cannot meet the target" in " ".join(str(seen).split())
     assert not seen.needed  # said before any statistics
     text = subprune.prune(lenet, images, keep=0.5, dry_run=True)._repr_html_()
+    assert "<table>" in text
     assert "conv1" in text
+    assert "nearest feasible" in seen._repr_html_()
 
 
 # ---- options --------------------------------------------------------------------------------------
@@ -209,7 +211,9 @@ def test_report_says_what_was_measured(lenet: nn.Module, images: Tensor) -> None
     ]  # fmt: skip
     text = str(result)
     assert all(words in text for words in ("agreement", "latency", "output change", "conv2"))
-    assert "conv2" in result._repr_html_()
+    shown = result._repr_html_()
+    assert all(words in shown for words in ("<table>", "conv2", "agreement", "latency", "median of 20 calls"))
+    assert 'class="bar"' not in shown  # needs the page's style
 
 
 def test_report_survives_json(lenet: nn.Module, images: Tensor) -> None:

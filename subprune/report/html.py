@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import error_left, faster, percent, timed
+from subprune.report.terminal import error_left, faster, measured, percent, timed
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
-__all__ = ["fragment", "page"]
+__all__ = ["fragment", "html_table", "page"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -37,8 +37,11 @@ def page(report: Report) -> str:
 
 
 def fragment(report: Report) -> str:
-    """The table for a notebook."""
-    return f"<p>{e(report.summary())}</p>{_table(_GROUP_HEAD, _group_rows(report.plan.groups), numbers=(2, 3, 4))}"
+    """For a notebook: the table without its bars, whose style sheet is not there, and the lines of the terminal."""
+    rows = [row[:5] + row[6:] for row in _group_rows(report.plan.groups)]
+    lines = [f"{name}: {text}" for name, text in measured(report)] + [f"note: {note}" for note in report.notes]
+    table = html_table(_GROUP_HEAD[:5] + _GROUP_HEAD[6:], rows, numbers=(2, 3, 4))
+    return f"<p>{e(report.summary())}</p>{table}<p>{'<br>'.join(map(e, lines))}</p>"
 
 
 def e(text: object) -> str:
@@ -46,7 +49,7 @@ def e(text: object) -> str:
     return html.escape(str(text))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
     """Cells are HTML already."""
     mark = ['class="n"' if i in numbers else "" for i in range(len(head))]
     top = "".join(f"<th {m}>{e(h)}</th>" for m, h in zip(mark, head, strict=True))
@@ -127,7 +130,7 @@ def _breakable(name: str) -> str:
 
 def _groups(r: Report) -> str:
     text = "Error left: the share of what the next layers received from these units that is lost after reweighting."
-    table = _table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4))
+    table = html_table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4))
     return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll groups">{table}</div>'
 
 
@@ -163,7 +166,7 @@ def _guarantees(r: Report) -> str:
          _folded(g.assumptions)]
         for g in r.guarantees
     ]  # fmt: skip
-    table = _table(head, rows, numbers=(1, 2, 3, 4))
+    table = html_table(head, rows, numbers=(1, 2, 3, 4))
     text = "Bounds that hold for this data, beside what was reached; 100% says nothing."
     return f'<h2>Guarantees</h2><p class="soft">{text}</p><div class="card scroll">{table}</div>'
 
@@ -181,7 +184,7 @@ def _exports(r: Report) -> str:
          f"{x.latency[1] * 1e3:.3g}", f"{x.latency[0] * 1e3:.3g}"]
         for x in r.exports
     ]  # fmt: skip
-    return f'<h2>Exported files</h2><div class="card scroll">{_table(head, rows, numbers=(2, 4, 5, 6))}</div>'
+    return f'<h2>Exported files</h2><div class="card scroll">{html_table(head, rows, numbers=(2, 4, 5, 6))}</div>'
 
 
 def _skipped(r: Report) -> str:
@@ -192,7 +195,7 @@ def _skipped(r: Report) -> str:
     for name, why in r.refused.items():
         by_reason.setdefault(why, []).append(name)
     rows = [[e(_listed(names)), e(why)] for why, names in by_reason.items()]
-    return f'<h2>Left as it was, and why</h2><div class="card scroll">{_table(("what", "why"), rows)}</div>{notes}'
+    return f'<h2>Left as it was, and why</h2><div class="card scroll">{html_table(("what", "why"), rows)}</div>{notes}'
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:

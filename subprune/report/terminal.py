@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
-__all__ = ["as_text", "error_left", "faster", "percent", "report_table", "report_text", "timed"]
+__all__ = ["as_text", "error_left", "faster", "measured", "percent", "report_table", "report_text", "timed"]
 
 
 def as_text(parts: Iterable[Any], width: int = 110) -> str:
