@@ -76,7 +76,8 @@ def without_fixed(s: Statistics, tolerance: float) -> tuple[Tensor, Tensor, Tens
     scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)
     free = (s.units >= 0).nonzero().flatten()
     fixed = (s.units < 0).nonzero().flatten()
-    gram = s.gram[free][:, free].mul_(scale[free]).mul_(scale[free, None])
+    own = s.gram if len(free) == s.width else s.gram.index_select(0, free).index_select(1, free)
+    gram = (own * scale[free]).mul_(scale[free, None])
     cross = s.cross[free] * scale[free, None]
     gain = 0.0
     if len(fixed):

@@ -144,9 +144,9 @@ def room(waiting: Sequence[Ranker]) -> bool:
     return len(waiting) < torch.get_num_threads() and sum(s.gram.nbytes for s in known) + widest <= _PENDING
 
 
-def begin(ranker: Ranker, method: Method, finish: Callable[[Ranker, Method], Found]) -> Future[Found]:
-    """Rank a group: in the background if its statistics, gathered before, are all that takes."""
-    if method.statistics_only:
+def begin(ranker: Ranker, method: Method, finish: Callable[[Ranker, Method], Found], background: bool) -> Future[Found]:
+    """Rank a group: in the background, if wished and if its statistics, gathered before, are all that takes."""
+    if method.statistics_only and background:
         return parallel.later(lambda: finish(ranker, method))
     done: Future[Found] = Future()
     done.set_result(finish(ranker, method))
@@ -166,7 +166,8 @@ def _one_by_one(
     waiting: deque[tuple[Ranker, Future[Found]]] = deque()
     for ranker in ranked:
         gather(ranker, method)
-        waiting.append((ranker, begin(ranker, method, finish)))
+        free = room([ranker, *(r for r, _ in waiting)])
+        waiting.append((ranker, begin(ranker, method, finish, free)))
         while waiting and not room([r for r, _ in waiting]):
             first, found = waiting.popleft()
             yield first.group.name, found.result()

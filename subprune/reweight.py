@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from subprune.errors import OptionError, closest
-from subprune.objective import whitening
 from subprune.statistics import Statistics
 
 __all__ = ["METHODS", "Reweighting", "solve"]
@@ -26,8 +25,8 @@ class Reweighting:
     error: float  # ‖Y − B·weight − 1·shiftᵀ‖² / ‖Y‖², 0 if Y is 0
     columns: int  # kept columns (and the constant one with an intercept)
     rank: int  # numerically independent ones among them
-    condition: float  # condition estimate of their Gram matrix at unit diagonal
-    solver: str  # "cholesky", "eigh" (rank-deficient: minimum norm) or "none"
+    condition: float  # condition estimate of what was factored, at unit diagonal
+    solver: str  # "cholesky", "shifted" (columns that depend on each other) or "none"
 
 
 def solve(
@@ -54,28 +53,81 @@ def solve(
             )
         new = torch.zeros_like(stats.cross)
         new[columns] = weight.detach().to(new)[columns]
-        return Reweighting(new, None, _error(stats, new, None), len(columns), 0, float("nan"), "none")
-    gram, cross = stats.gram[columns][:, columns], stats.cross[columns]
+        return Reweighting(new, None, _error(stats, new), len(columns), 0, float("nan"), "none")
+    gram, cross = _part(stats.gram, columns), stats.cross[columns]
     if intercept:
         sums = stats.sums[columns]
         count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)
         gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
         cross = torch.cat([cross, stats.target_sums[None]])
-    factor = whitening(gram, stats.tolerance if tolerance is None else tolerance)
-    solution = factor.matrix @ (factor.matrix.T @ cross)  # [q (+1), m]
-    solution += factor.matrix @ (factor.matrix.T @ (cross - gram @ solution))  # one step of refinement
+    factor = _Factor(gram, stats.tolerance if tolerance is None else tolerance)
+    solution = factor.solve(cross)  # [q (+1), m]
+    solution += factor.solve(cross - gram @ solution)  # one step of refinement
+    left = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
+    error = max(0.0, left) / stats.energy if stats.energy else 0.0
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
-    error = _error(stats, new, shift)
     return Reweighting(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
 
 
-def _error(stats: Statistics, weight: Tensor, shift: Tensor | None) -> float:
-    """‖Y − B·weight − 1·shiftᵀ‖² / ‖Y‖² from the statistics, in [0, ∞)."""
+def _part(gram: Tensor, columns: Tensor) -> Tensor:
+    """Rows and columns of a matrix; itself, not a copy, if that is all of it."""
+    return gram if len(columns) == len(gram) else gram.index_select(0, columns).index_select(1, columns)
+
+
+class _Factor:
+    """What solves G·X = C, for G [q, q] at unit diagonal.
+
+    Cholesky's factor if all columns are independent. Otherwise ``Re (G + iμ)⁻¹ = G·(G² + μ²)⁻¹`` with μ, the tolerance
+    times the largest eigenvalue: directions well above μ are solved for, those below are noise and get next to
+    no weight. That is close to the minimum-norm solution, without the cost of eigenvectors.
+    """
+
+    def __init__(self, gram: Tensor, tolerance: float) -> None:
+        diagonal = gram.diagonal()
+        self.scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)[:, None]  # [q, 1]
+        dead = diagonal <= 0  # all-zero columns: they get zero
+        scaled = gram * self.scale * self.scale.T
+        scaled.diagonal()[dead] = 1.0
+        self.lower, info = torch.linalg.cholesky_ex(scaled)
+        pivots = self.lower.diagonal()
+        self.shifted: tuple[Tensor, Tensor] | None = None
+        if not len(gram) or (int(info) == 0 and float(pivots.min()) ** 2 > tolerance):
+            self.rank, self.solver = len(gram) - int(dead.sum()), "cholesky"
+            self.condition = float((pivots.max() / pivots.min()) ** 2) if len(gram) else 1.0
+            return
+        shift = tolerance * _largest(scaled)
+        self.shifted = torch.linalg.lu_factor(torch.complex(scaled, shift * torch.eye(len(gram)).to(scaled)))
+        scaled.diagonal().sub_(shift)
+        self.rank, self.solver, self.condition = _positive(scaled) - int(dead.sum()), "shifted", 1 / tolerance
+
+    def solve(self, cross: Tensor) -> Tensor:
+        """X for C [q, m]."""
+        scaled = cross * self.scale
+        if self.shifted is None:
+            return torch.cholesky_solve(scaled, self.lower) * self.scale
+        return torch.linalg.lu_solve(*self.shifted, torch.complex(scaled, torch.zeros_like(scaled))).real * self.scale
+
+
+def _positive(matrix: Tensor) -> int:
+    """How many eigenvalues of a symmetric matrix are positive, by the signs in its LDLᵀ factors (Sylvester)."""
+    factors, pivots = torch.linalg.ldl_factor(matrix)
+    single = pivots > 0  # the others come in pairs: blocks with one eigenvalue of each sign
+    return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2
+
+
+def _largest(matrix: Tensor) -> float:
+    """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
+    x = matrix.new_ones(len(matrix), 1)
+    for _ in range(12):
+        x = matrix @ (x / x.norm())
+    return float(x.norm())
+
+
+def _error(stats: Statistics, weight: Tensor) -> float:
+    """‖Y − B·weight‖² / ‖Y‖² from the statistics, in [0, ∞)."""
     if stats.energy == 0:
         return 0.0
     total = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
-    if shift is not None:
-        total += float(shift @ (stats.rows * shift + 2 * (weight.T @ stats.sums - stats.target_sums)))
     return max(0.0, total) / stats.energy

@@ -96,7 +96,7 @@ class Statistics:
 
     def check_finite(self, where: str) -> None:
         """Raise a DataError naming ``where`` if a statistic is not finite."""
-        parts = (self.gram, self.cross, self.sums, self.target_sums)
+        parts = (self.gram.diagonal(), self.cross, self.sums, self.target_sums)  # |G_ij|² ≤ G_ii·G_jj
         if not all(bool(torch.isfinite(part).all()) for part in parts) or not abs(self.energy) < float("inf"):
             raise DataError(
                 f"{where}: the statistics overflowed: activations are too large to be multiplied in their "

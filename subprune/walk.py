@@ -98,7 +98,8 @@ def walk(
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
         gather(ranker, method)
         spent = time.perf_counter() - started
-        waiting.append((ranker, spent, begin(ranker, method, _decide)))
+        free = alone and room([ranker, *(r for r, *_ in waiting)])
+        waiting.append((ranker, spent, begin(ranker, method, _decide, free)))
         while waiting and not (alone and room([r for r, *_ in waiting])):
             settle()
     while waiting:

@@ -1,0 +1,93 @@
+"""What this machine can do: a description for the record, and rates that limits are computed from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured speed of matrix products, in multiply-adds counted as 2 operations per second."""
+
+    single: float
+    double: float
+
+    def better(self, other: Rates) -> Rates:
+        """The higher of two measurements: noise only ever slows."""
+        return Rates(max(self.single, other.single), max(self.double, other.double))
+
+
+def measure_rates(size: int = 2048) -> Rates:
+    """The best of a few square products, in both precisions."""
+
+    def best(dtype: torch.dtype) -> float:
+        a = torch.randn(size, size, dtype=dtype)
+        a @ a
+        return 2 * size**3 / min(timed(lambda: a @ a)[0] for _ in range(4))
+
+    return Rates(best(torch.float32), best(torch.float64))
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what the work gave."""
+    started = time.perf_counter()
+    found = work()
+    return time.perf_counter() - started, found
+
+
+def describe() -> dict[str, Any]:
+    """For the record."""
+    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    memory = [int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "vector": torch.backends.cpu.get_cpu_capability(),
+        "memory_gb": round(memory[0] / 2**20) if memory else None,
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+class Peak:
+    """Memory that was resident beyond what was at the start, in bytes."""
+
+    extra = 0
+
+
+@contextlib.contextmanager
+def peak_memory() -> Iterator[Peak]:
+    """Watch the highest resident memory inside the block (Linux; elsewhere the result is 0)."""
+    found = Peak()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
+    before = _status("VmRSS")
+    yield found
+    found.extra = max(0, _status("VmHWM") - before)
+
+
+def _status(key: str) -> int:
+    found = [int(line.split()[1]) * 1024 for line in _lines("/proc/self/status") if line.startswith(key)]
+    return found[0] if found else 0
+
+
+def as_dict(rates: Rates) -> dict[str, float]:
+    return asdict(rates)

@@ -1,0 +1,99 @@
+"""Torch-Pruning on the same network at the same number of parameters: time, and accuracy before fine-tuning."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from machine import timed
+from torch import nn
+from workloads import IMAGES, Place, _paper_layers
+
+import subprune
+from subprune.experiments.datasets import load
+from subprune.experiments.training import count_correct
+from subprune.measure import count_parameters
+
+
+def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
+    """ResNet56 by both, inside residual branches only; needs the data and the trained network."""
+    if place.data is None or place.models is None:
+        return []
+    test = load("cifar10", "test", place.data)
+    train = load("cifar10", "train", place.data)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(42))[:IMAGES]
+    images, labels = train.inputs(order), train.labels[order].long()
+    model = place.network("resnet56")
+    size = count_parameters(model)
+    found = [_row("dense", 0.0, model, test, size)]
+    only = _paper_layers("resnet56", model)
+    for name, options in {
+        "subprune, default": {},
+        "subprune, default, BatchNorm taken anew": {"batchnorm": "recalibrate"},
+        "subprune, layer-weight-norm without reweighting": {"method": "layer-weight-norm", "reweight": False},
+    }.items():
+        run = lambda options=options: subprune.prune(  # noqa: E731
+            model, images, compression=compression, only=only, progress=False, time_calls=False, **options
+        )
+        seconds, result = timed(run)
+        found.append(_row(name, seconds, result.model, test, size))
+    for name in ("MagnitudeImportance", "BNScaleImportance", "GroupTaylorImportance", "GroupHessianImportance"):
+        seconds, small = timed(lambda name=name: _torch_pruning(model, only, name, images, labels, compression))
+        found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
+    return found
+
+
+def _row(name: str, seconds: float, model: nn.Module, test: Any, size: int) -> dict[str, Any]:
+    correct = count_correct(model, test)
+    return {
+        "method": name,
+        "seconds": seconds,
+        "top1": 100 * correct / len(test),
+        "compression": size / count_parameters(model),
+    }
+
+
+def _torch_pruning(
+    model: nn.Module, only: list[str], importance: str, images: torch.Tensor, labels: torch.Tensor, compression: float
+) -> nn.Module:
+    """Global pruning at the smallest ratio, found by bisection, that meets the number of parameters."""
+    import torch_pruning
+
+    goal, low, high, best = count_parameters(model) / compression, 0.0, 1.0, None
+    data = importance in ("GroupTaylorImportance", "GroupHessianImportance")
+    for _ in range(8):
+        ratio = (low + high) / 2
+        small = copy.deepcopy(model).eval()
+        ignored = [m for n, m in small.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and n not in only]
+        rule = getattr(torch_pruning.importance, importance)()
+        pruner = torch_pruning.pruner.BasePruner(
+            small, images[:1], rule, global_pruning=True, pruning_ratio=ratio, ignored_layers=ignored
+        )
+        if data:
+            _gradients(small, rule, images, labels)
+        pruner.step()
+        if count_parameters(small) <= goal:
+            high, best = ratio, small
+        else:
+            low = ratio
+    if best is None:
+        raise RuntimeError(f"Torch-Pruning with {importance} did not reach compression {compression}")
+    best.zero_grad(set_to_none=True)
+    return best
+
+
+def _gradients(model: nn.Module, rule: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Gradients of the loss on the calibration images, as the criterion wants them."""
+    model.zero_grad()
+    hessian = hasattr(rule, "accumulate_grad")
+    for x, y in zip(images.split(64), labels.split(64), strict=True):
+        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+        if hessian:
+            rule.zero_grad()
+            for loss in losses[:8]:
+                model.zero_grad()
+                loss.backward(retain_graph=True)
+                rule.accumulate_grad(model)
+        else:
+            losses.mean().backward()

@@ -1,0 +1,283 @@
+"""The workloads, each measured in a process of its own: seconds, the limit in this machine's own rate, peak memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import Rates, peak_memory, timed
+from plain import select
+from torch import Tensor, nn
+
+import subprune
+from subprune.calibrate import Calibration, group_statistics, reader
+from subprune.data import batches
+from subprune.experiments.datasets import load
+from subprune.experiments.models import build, load_weights
+from subprune.greedy import greedy
+from subprune.patches import conv_rows
+from subprune.ranking import in_order
+from subprune.statistics import ConsumerStatistics, Statistics
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+
+IMAGES = 512
+
+
+@dataclass
+class Measured:
+    """One row of the table."""
+
+    seconds: float
+    single: float = 0.0  # operations that must be done in float32
+    double: float = 0.0  # and in float64
+    peak: int = 0
+    allowance: int = 0  # bytes of memory allowed; 0 if nothing was promised
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def limit(self, rates: Rates) -> float:
+        return self.single / rates.single + self.double / rates.double
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where data and weights lie; without them, random ones of the same shapes do for timing."""
+
+    data: Path | None
+    models: Path | None
+
+    def images(self, name: str, split: str, count: int) -> Tensor:
+        if self.data is None:
+            shape = (count, 1, 28, 28) if name == "mnist" else (count, 3, 32, 32)
+            return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        found = load(name, split, self.data)
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(42))
+        return found.inputs(order[:count])
+
+    def network(self, name: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = build(name).eval()
+        path = None if self.models is None else self.models / f"{name}-cifar10.safetensors"
+        if path is not None and path.is_file():
+            load_weights(model, path)
+        return model
+
+
+# ---- limits -----------------------------------------------------------------------------------------
+
+
+def layer_operations(group: Group, calibration: Calibration) -> tuple[float, float, float]:
+    """Operations for G (half of it, by symmetry), for C, and for eliminating all units, of a group's consumers."""
+    program = calibration.structure.program
+    gram = cross = elimination = 0.0
+    count = sum(b.size for b in calibration.batches)
+    for consumer in group.reweightable:
+        how = reader(consumer, program, consumer.name)
+        op = program.ops[consumer.use.op]
+        out = program.values[op.outs[0]].shape
+        positions = 1 if how.conv is None else int(torch.tensor(out[2:]).prod())
+        n, d = count * positions, len(how.column_units()[0])
+        m = how.outputs // how.groups
+        gram += how.groups * n * d * d
+        cross += how.groups * 2 * n * d * m
+        elimination += how.groups * (d**3 / 3 + d * d * m)
+    return gram, cross, elimination
+
+
+def prune_limit(calibration: Calibration, groups: list[Group], counts: dict[str, int], curves: bool) -> Measured:
+    """What pruning with statistics cannot do without.
+
+    One pass of the dense and one of the pruned network, G and C of every layer, and the elimination. Rules that look
+    at error curves take one more dense pass with G of every layer, and one more elimination.
+    """
+    gram, cross, elimination = (sum(x) for x in zip(*(layer_operations(g, calibration) for g in groups), strict=True))
+    cost = CostModel(calibration.model, calibration.structure)
+    images = sum(b.size for b in calibration.batches)
+    full = {g.name: g.n_units for g in groups}
+    per = images / calibration.batches[0].size
+    dense, small = cost.flops(full) * per, cost.flops(counts) * per
+    times = 2 if curves else 1
+    return Measured(0.0, dense * times + small + gram * times + cross, elimination * times)
+
+
+# ---- pruning whole networks -------------------------------------------------------------------------
+
+
+def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Measured:
+    """A whole `prune` call with AsymInChange, c = 2."""
+    model, data = place.network(name), place.images("cifar10", "train", IMAGES)
+    only = _paper_layers(name, model)
+    warm = place.images("cifar10", "train", 4)
+    subprune.prune(model, warm, keep=0.9, only=only[:1], progress=False)  # lazy imports of PyTorch
+    with peak_memory() as memory:
+        seconds, result = timed(lambda: subprune.prune(model, data, only=only, progress=False, **options))
+    calibration = Calibration.of(model, batches(data, model))
+    groups = [g for g in in_order(calibration.structure.inner()) if g.name in result.plan.kept]
+    counts = {g.name: len(result.plan.kept[g.name]) for g in groups}
+    found = prune_limit(calibration, groups, counts, curves=options.get("allocate") != "uniform")
+    found.seconds, found.peak = seconds, memory.extra
+    found.allowance = _allowance(calibration, groups)
+    before, after = result.report.parameters
+    found.notes = {"layers": len(groups), "images": IMAGES, "compression": round(before / after, 3)}
+    return found
+
+
+def _paper_layers(name: str, model: nn.Module) -> list[str]:
+    """What the paper prunes: first layers of residual branches; all but the last features layer and the classifier."""
+    if name.startswith("resnet"):
+        return [n for n, _ in model.named_modules() if n.startswith("layer") and n.endswith("conv1")]
+    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    return [n for n in layers[:-1] if n != "features.25"]
+
+
+def _allowance(calibration: Calibration, groups: list[Group]) -> int:
+    """3·d² float64 of the widest layer, and the calibration images' values where they are largest, twice: of
+    the dense run and of the pruned one."""
+    program = calibration.structure.program
+    widest = max(len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable)
+    batch = calibration.batches[0].size
+    share = sum(b.size for b in calibration.batches) / batch
+    alive = max(_alive(program)) * share
+    return int(3 * widest**2 * 8 + 2 * alive)
+
+
+def _alive(program: Any) -> list[int]:
+    """Bytes of computed values that some later operation still reads, after every operation."""
+    found = []
+    for op in program.ops:
+        live = [v for o in program.ops[: op.index + 1] for v in o.outs if program.last_use(v) > op.index]
+        found.append(sum(4 * int(torch.tensor(program.values[v].shape).prod()) for v in live))
+    return found
+
+
+# ---- one layer: from data, against the plain formulas ------------------------------------------------
+
+
+def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measured:
+    """Statistics and keep order of one layer, against the plain formulas on the same activations."""
+    model = place.network(name)
+    calibration = Calibration.of(model, batches(place.images("cifar10", "train", IMAGES), model))
+    group = calibration.structure[layer]
+    run = calibration.start()
+    run.advance(min(c.use.op for c in group.consumers))
+    n = group.n_units
+    count = n if steps is None else steps
+
+    def ours() -> Any:
+        return greedy(group_statistics(group, "layer", run, run)[0], n)
+
+    ours()  # warm
+    seconds, order = timed(ours)
+    rows, weight, units = _activations(group, run)
+    slow = select(rows, weight, units, count)
+    same = list(order.order[:count]) == slow.order
+    whole = slow.seconds * sum(n - i for i in range(n)) / sum(n - i for i in range(count))
+    gram, _, elimination = layer_operations(group, calibration)
+    return Measured(
+        seconds,
+        gram,
+        elimination,
+        notes={
+            "layer": f"{name} {layer}",
+            "rows": len(rows),
+            "columns": rows.shape[1],
+            "units": n,
+            "plain_steps": count,
+            "plain_seconds": slow.seconds,
+            "plain_whole": whole,
+            "same_units": same,
+            "first_difference": None if same else _gap(order, slow, n),
+            "faster": whole / seconds,
+        },
+    )
+
+
+def _activations(group: Group, run: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """A, W and the units of the columns, as the paper has them."""
+    consumer = group.reweightable[0]
+    how = reader(consumer, run.programs[0], consumer.name)
+    index = consumer.use.op
+    inputs = torch.cat([run.argument(index, i) for i in range(len(run.envs))])
+    rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
+    weight = how.weight_blocks(run.tensors[consumer.use.weight])[0]
+    return rows, weight, how.column_units()[0]
+
+
+def _gap(order: Any, slow: Any, n: int) -> float:
+    """How much the gains differ, relatively, where the two orders first part."""
+    at = next(i for i, (a, b) in enumerate(zip(order.order, slow.order, strict=False)) if a != b)
+    return abs(float(order.gains[at]) - slow.gains[at]) / max(slow.gains[at], 1e-300)
+
+
+# ---- a transformer's feed-forward layer ---------------------------------------------------------------
+
+
+def feed_forward(d: int = 11008, m: int = 4096, share: float = 0.5) -> Measured:
+    """The keep order of a LLaMA-7B-sized feed-forward layer, from ready statistics."""
+    statistics = synthetic(d, m)
+    k = int(d * share)
+    with peak_memory() as memory:
+        seconds, order = timed(lambda: greedy([statistics], d, k))
+    left = d - k
+    double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
+    notes = {"d": d, "m": m, "k": k, "error_left": float(order.errors[-1])}
+    ready = statistics.gram.nbytes + statistics.cross.nbytes
+    return Measured(seconds, 0.0, double, memory.extra + ready, 8 * 10**9, notes)
+
+
+def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
+    """Statistics of columns with a falling spectrum and some noise, made without the rows."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = max(8, d // 6)
+    mix = torch.randn(rank, d, generator=generator) * torch.linspace(1, 0.05, rank)[:, None]
+    gram = (mix.T @ mix).double()
+    gram.diagonal().add_(0.1 * float(gram.diagonal().mean()))
+    weight = torch.randn(d, m, generator=generator)
+    cross = (gram.float() @ weight).double()
+    energy = float((weight.double() * cross).sum())
+    units = torch.arange(d // per_unit).repeat_interleave(per_unit)
+    zeros = torch.zeros
+    return Statistics(gram, cross, energy, 4 * d, zeros(d).double(), zeros(m).double(), units)
+
+
+# ---- rows against columns -----------------------------------------------------------------------------
+
+
+def linear_statistics(rows: int, d: int, m: int) -> Measured:
+    """Statistics and order of a linear layer seen at `rows` rows."""
+    from subprune.statistics import Consumer
+
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)
+
+    def work() -> Any:
+        gather = ConsumerStatistics(Consumer(torch.arange(d), m), symmetric=True)
+        gather.update(x)
+        return greedy(gather.result(w), d, d // 2)
+
+    seconds, _ = timed(work)
+    return Measured(seconds, rows * d * d, d**3 / 3 * 7 / 8 + d * d * m, notes={"rows": rows, "d": d, "m": m})
+
+
+WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
+    "resnet56, equal fractions": lambda p, r: prune_network(
+        "resnet56", p, r, compression=2, allocate="uniform", time_calls=False
+    ),
+    "resnet56, default": lambda p, r: prune_network("resnet56", p, r, compression=2),
+    "vgg11, equal fractions": lambda p, r: prune_network(
+        "vgg11", p, r, compression=2, allocate="uniform", time_calls=False
+    ),
+    "vgg11, default": lambda p, r: prune_network("vgg11", p, r, compression=2),
+    "feed-forward 11008 → 4096, half kept": lambda p, r: feed_forward(),
+    "resnet56 layer1.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer1.4.conv1", None),
+    "resnet56 layer2.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer2.4.conv1", None),
+    "resnet56 layer3.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer3.4.conv1", 32),
+    "vgg11 features.18": lambda p, r: one_layer(p, "vgg11", "features.18", 1),
+}
+
+if os.environ.get("SUBPRUNE_BENCH_QUICK"):
+    IMAGES = 32
