@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.package
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types unit docs package clean
+.PHONY: help setup demo test lint types unit docs package bench clean
 
 help:
 	@echo "make demo   prune the shipped LeNet at five ratios; models and report go to demo-output/"
 	@echo "make test   lint, type check and all tests"
 	@echo "make docs   build the documentation to build/site, warnings as errors"
 	@echo "make package  wheel and sdist, installed and tried in a clean environment"
+	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); about 20 minutes"
 	@echo "make setup  only create .venv and install"
 
 setup: $(STAMP)
@@ -49,6 +50,13 @@ docs: setup
 
 package: setup
 	$(BIN)/python scripts/package.py
+
+# On a quiet machine: with other work on the same cores the figures mean little.
+bench: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/run.py $(if $(DATA),--data-dir $(DATA)) $(if $(MODELS),--models-dir $(MODELS))
+	$(BIN)/python benchmarks/structure.py
+	$(if $(and $(DATA),$(MODELS)),$(BIN)/python benchmarks/curves.py --data-dir $(DATA) --weights $(MODELS)/resnet56-cifar10.safetensors --images 256)
 
 clean:
 	rm -rf $(VENV) demo-output .pytest_cache .mypy_cache .ruff_cache build dist

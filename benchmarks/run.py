@@ -136,7 +136,8 @@ def _main_table(found: dict[str, Any]) -> str:
         rates = f"{row['rates']['single'] / 1e9:.0f} / {row['rates']['double'] / 1e9:.0f}"
         peak = f"{row['peak'] / 1e9:.2f} GB"
         lines.append(
-            f"| {name} | {row['seconds']:.1f} | {row['limit']:.1f} | {row['ratio']:.2f} | {peak} | {allowed} | {rates} |"
+            f"| {name} | {row['seconds']:.1f} | {row['limit']:.1f} | {row['ratio']:.2f} "
+            f"| {peak} | {allowed} | {rates} |"
         )
     return "\n".join(lines) + "\n" if len(lines) > 2 else ""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subprune import parallel
 from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder
@@ -92,8 +93,9 @@ def walk(
             settle()
         started = time.perf_counter()
         tick("rank", group)
-        past_dense.go_to(group)
-        mark = None if alone else past_current.go_to(group)
+        passages = [past_dense] if alone else [past_dense, past_current]
+        marks = parallel.each(lambda passage, group=group: passage.go_to(group), passages)
+        mark = None if alone else marks[-1]
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
         gather(ranker, method)

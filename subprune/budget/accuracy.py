@@ -74,7 +74,6 @@ def accuracy_curves(
     goal = _labels(verification) if labels else own
     whole = _share(own, goal)
     run = verification.start()
-    run.fuse = {}  # only its answers are looked at
     passage = Passage(run, groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
@@ -113,8 +112,7 @@ def _curve(
 
 
 def _share_right(run: Run, goal: Sequence[Tensor]) -> float:
-    run.advance(len(run.programs[0].ops))
-    return _share([out[0].argmax(-1) for out in run.outputs()], goal)
+    return _share(run.answers(lambda out: out.argmax(-1)), goal)
 
 
 def _share(found: Sequence[Tensor], goal: Sequence[Tensor]) -> float:
@@ -133,9 +131,7 @@ def _labels(verification: Calibration) -> list[Tensor]:
 
 
 def _dense_predictions(verification: Calibration) -> list[Tensor]:
-    run = verification.start()
-    run.advance(len(run.programs[0].ops))
-    return [out[0].argmax(-1) for out in run.outputs()]
+    return verification.start().answers(lambda out: out.argmax(-1))
 
 
 def equal_accuracy(

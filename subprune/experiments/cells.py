@@ -30,6 +30,7 @@ from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
 from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.experiments.store import Outcome
 from subprune.experiments.training import count_correct, finetune_recipe, fit
+from subprune.memory import keep_freed
 from subprune.methods import find_method
 from subprune.ranking import in_order
 from subprune.structure import Group
@@ -64,6 +65,7 @@ def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Ite
             yield cell, Outcome("failed", {"note": f"{type(error).__name__}: {error}"})
 
 
+@keep_freed()
 def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> Outcome:
     """Run one cell and measure."""
     if cell.method == DENSE:
@@ -157,7 +159,7 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     stage("pruning")
     result = subprune.prune(
         model, data, method=cell.method, budgets=counts, reweight=cell.reweight, train_data=pool, seed=cell.seed,
-        n_samples=None, progress=False,
+        n_samples=None, time_calls=False, progress=False,
     )  # fmt: skip
     pruned = time.perf_counter()
     kept = json.dumps({name: len(units) for name, units in result.plan.kept.items()})
