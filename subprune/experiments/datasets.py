@@ -16,7 +16,8 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments import assets_dir
-from subprune.experiments.readers import check_labels, read_cifar, read_idx
+from subprune.experiments.cifar_pickle import cifar_pickle_sizes, parse_cifar_pickle, read_cifar_pickle
+from subprune.experiments.readers import archive_bytes, check_labels, cifar_sizes, parse_cifar, read_cifar, read_idx
 
 __all__ = [
     "Images",
@@ -47,11 +48,15 @@ _SOURCES = {
     "mnist": _Source(("mnist", ".", "MNIST/raw"), {"train": 60_000, "test": 10_000}, *_MNIST_NORM),
     "mnist-sample": _Source(("mnist-sample",), {"train": 4_096, "test": 10_000}, *_MNIST_NORM),
     "cifar10": _Source(
-        ("cifar-10-batches-bin", "."),
+        ("cifar-10-batches-bin", "cifar-10-batches-py", "."),
         {"train": 50_000, "test": 10_000},
         (0.491, 0.482, 0.447),
         (0.247, 0.243, 0.262),
     ),
+}
+_CIFAR_ARCHIVES = {  # the names of its batches, their sizes, and how one is read
+    "cifar-10-binary.tar.gz": ("cifar-10-batches-bin/{}.bin", cifar_sizes, parse_cifar),
+    "cifar-10-python.tar.gz": ("cifar-10-batches-py/{}", cifar_pickle_sizes, parse_cifar_pickle),
 }
 
 
@@ -112,8 +117,8 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
     Args:
         name: "mnist" or "cifar10" (official files), or "mnist-sample" (shipped; `data_dir` is not used).
         split: "train" or "test".
-        data_dir: the folder that holds `mnist/` or `cifar-10-batches-bin/`, or the files themselves;
-            by default the environment variable SUBPRUNE_DATA.
+        data_dir: the folder that holds `mnist/`, `cifar-10-batches-bin/` or `cifar-10-batches-py/`, or the files
+            themselves, or CIFAR-10's official archive; by default the environment variable SUBPRUNE_DATA.
     """
     if name not in _SOURCES:
         raise OptionError(
@@ -141,12 +146,16 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
     return root
 
 
-def _find(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path:
+def _found(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path | None:
     """The first existing file of these names in these folders below `root`."""
-    for folder in folders:
-        for name in names:
-            if (path := root / folder / name).is_file():
-                return path
+    paths = (root / folder / name for folder in folders for name in names)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _find(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path:
+    """The same; it must exist."""
+    if path := _found(root, folders, names):
+        return path
     places = " or ".join(str(root / folder) for folder in folders)
     raise DataError(
         f"{' or '.join(names)} was not found in {places}; put the official file there, or give another data_dir."
@@ -163,10 +172,25 @@ def _load_mnist(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor
 
 
 def _load_cifar(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, 32, 32] and labels [N] from the binary version's files."""
-    names = ["test_batch.bin"] if split == "test" else [f"data_batch_{i}.bin" for i in range(1, 6)]
-    parts = [read_cifar(_find(root, source.folders, (name,))) for name in names]
+    """Images [N, 3, 32, 32] and labels [N] from the binary or the python version, or an archive of either."""
+    stems = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
+    archives = [root / name for name in _CIFAR_ARCHIVES if (root / name).is_file()]
+    if archives and not _found(root, source.folders, (f"{stems[0]}.bin", stems[0])):
+        parts = _cifar_from_archive(archives[0], stems)
+    else:
+        paths = [_find(root, source.folders, (f"{stem}.bin", stem)) for stem in stems]
+        parts = [read_cifar(path) if path.suffix == ".bin" else read_cifar_pickle(path) for path in paths]
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _cifar_from_archive(archive: Path, stems: list[str]) -> list[tuple[Tensor, Tensor]]:
+    """The batches of these names, in this order, read from the archive as it is."""
+    pattern, sizes, parse = _CIFAR_ARCHIVES[archive.name]
+    members = [pattern.format(stem) for stem in stems]
+    found = {
+        member: parse(f"{archive}: {member}", content) for member, content in archive_bytes(archive, members, sizes())
+    }
+    return [found[member] for member in members]
 
 
 class VerificationSplit(NamedTuple):

@@ -1,4 +1,4 @@
-"""Readers of the idx and CIFAR-10 binary formats that trust no file.
+"""Readers of the idx and CIFAR-10 binary formats, and of archives, that trust no file.
 
 A file is read whole and is exactly what was asked for, or a DataError names it. Headers and sizes are
 compared with what is expected before memory is taken, so a hostile header cannot make a reader allocate.
@@ -7,9 +7,12 @@ compared with what is expected before memory is taken, so a hostile header canno
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import struct
+import tarfile
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,11 +22,22 @@ from torch import Tensor
 
 from subprune.errors import DataError
 
-__all__ = ["check_labels", "idx_bytes", "read_cifar", "read_idx"]
+__all__ = [
+    "archive_bytes",
+    "as_tensor",
+    "check_labels",
+    "cifar_sizes",
+    "file_bytes",
+    "idx_bytes",
+    "parse_cifar",
+    "read_cifar",
+    "read_idx",
+]
 
 CLASSES = 10
 CIFAR_RECORDS = 10_000
 CIFAR_SHAPE = (3, 32, 32)
+ARCHIVE_MEMBERS = 50  # the official archives have 9
 _IDX_UBYTE = 0x08
 
 
@@ -43,7 +57,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     if len(content) != expected:
         found = f"more than {expected}" if len(content) > expected else f"{len(content)}"
         raise DataError(f"{path} has {found} bytes of data where its header declares {expected}; download it again.")
-    return _as_tensor(content).reshape(shape)
+    return as_tensor(content).reshape(shape)
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:
@@ -73,31 +87,106 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def read_cifar(path: Path) -> tuple[Tensor, Tensor]:
-    """Read one file of CIFAR-10's binary version: a label byte and 3·32·32 pixels, plane by plane, each."""
-    record = 1 + int(np.prod(CIFAR_SHAPE))
-    expected = CIFAR_RECORDS * record
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read(expected) if size == expected else b""
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); check the file and its permissions.") from error
-    if size != expected or len(content) != expected:
-        raise DataError(
-            f"{path} has {size} bytes; expected are {expected} ({CIFAR_RECORDS} records of {record}). "
-            "Use the files of cifar-10-binary.tar.gz, downloaded again if need be."
-        )
-    records = _as_tensor(content).reshape(CIFAR_RECORDS, record)
-    labels = check_labels(path, records[:, 0])
+    """Read one file of CIFAR-10's binary version: images [N, 3, 32, 32] and labels [N]."""
+    return parse_cifar(path, file_bytes(path, cifar_sizes()))
+
+
+def cifar_sizes() -> tuple[int, int]:
+    """The smallest and largest file of the binary version, which has one size only."""
+    size = CIFAR_RECORDS * (1 + int(np.prod(CIFAR_SHAPE)))
+    return size, size
+
+
+def parse_cifar(name: Path | str, content: bytes) -> tuple[Tensor, Tensor]:
+    """A label byte and 3·32·32 pixels, plane by plane, each; `name` is what messages call it."""
+    records = as_tensor(content).reshape(CIFAR_RECORDS, -1)
+    labels = check_labels(name, records[:, 0])
     return records[:, 1:].reshape(CIFAR_RECORDS, *CIFAR_SHAPE), labels
 
 
-def _as_tensor(content: bytes) -> Tensor:
+def file_bytes(path: Path, sizes: tuple[int, int]) -> bytes:
+    """The content of a file whose size must be between these two, which is seen before it is read."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_size(path, size, sizes)
+            content = file.read(size)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error}); check the file and its permissions.") from error
+    _check_size(path, len(content), (size, size))
+    return content
+
+
+def _check_size(name: Path | str, size: int, sizes: tuple[int, int]) -> None:
+    if not sizes[0] <= size <= sizes[1]:
+        expected = " to ".join(map(str, sorted(set(sizes))))
+        raise DataError(
+            f"{name} has {size} bytes; expected are {expected}. Use the official CIFAR-10 file, downloaded again if "
+            "need be."
+        )
+
+
+class _Bounded(gzip.GzipFile):
+    """A gzip stream that neither gives nor skips more than it is allowed to, whatever a tar header asks for."""
+
+    def __init__(self, path: Path, once: int, total: int) -> None:
+        super().__init__(path, "rb")
+        self._once, self._total = once, total
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= self._once or self.tell() + size > self._total:
+            raise tarfile.ReadError("it is larger than the official one")
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if offset > self._total:
+            raise tarfile.ReadError("it is larger than the official one")
+        return super().seek(offset, whence)
+
+
+def archive_bytes(archive: Path, members: Sequence[str], sizes: tuple[int, int]) -> Iterator[tuple[str, bytes]]:
+    """The files of these names in a .tar.gz archive, as they come; nothing is written, other members are skipped."""
+    missing, slack = set(members), 1 << 20
+    once, total = sizes[1] + slack, 8 * sizes[1] + slack
+    try:
+        if archive.stat().st_size > total:
+            raise tarfile.ReadError("it is larger than the official one")
+        with _Bounded(archive, once, total) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+            for count, info in enumerate(tar):
+                if count == ARCHIVE_MEMBERS:
+                    raise tarfile.ReadError(f"it has more than {ARCHIVE_MEMBERS} members")
+                if info.name in members:
+                    yield info.name, _member(archive, tar, info, sizes, info.name in missing)
+                    missing.discard(info.name)
+            if missing:
+                raise tarfile.ReadError(f"{', '.join(sorted(missing))} is not in it")
+            while stream.read(slack):  # to the end, where gzip compares its sum
+                pass
+    except DataError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, RecursionError) as error:
+        raise DataError(
+            f"{archive} is damaged or not the official archive ({str(error)[:200]}); download it again."
+        ) from error
+
+
+def _member(archive: Path, tar: tarfile.TarFile, info: tarfile.TarInfo, sizes: tuple[int, int], first: bool) -> bytes:
+    """One file's content: a plain file that is there once and has a size it can have."""
+    file = tar.extractfile(info) if info.isreg() and not info.issparse() and first else None
+    if file is None:
+        raise tarfile.ReadError(f"{info.name} is no plain file, or there twice")
+    _check_size(f"{archive}: {info.name}", info.size, sizes)
+    content = file.read()
+    _check_size(f"{archive}: {info.name}", len(content), (info.size, info.size))
+    return content
+
+
+def as_tensor(content: bytes) -> Tensor:
     """Bytes → a writable uint8 tensor."""
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
 
 
-def check_labels(path: Path, labels: Tensor) -> Tensor:
+def check_labels(path: Path | str, labels: Tensor) -> Tensor:
     """Labels as int64; one that is no class means the file is damaged."""
     if len(labels) and int(labels.max()) >= CLASSES:
         raise DataError(f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again.")
