@@ -38,7 +38,7 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         )
         seconds, result = timed(run)
         found.append(_row(name, seconds, result.model, test, size))
-    for name in ("MagnitudeImportance", "BNScaleImportance", "GroupTaylorImportance", "GroupHessianImportance"):
+    for name in ("MagnitudeImportance", "BNScaleImportance", "GroupTaylorImportance"):
         seconds, small = timed(lambda name=name: _torch_pruning(model, only, name, images, labels, compression))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
     return found
@@ -61,7 +61,7 @@ def _torch_pruning(
     import torch_pruning
 
     goal, low, high, best = count_parameters(model) / compression, 0.0, 1.0, None
-    data = importance in ("GroupTaylorImportance", "GroupHessianImportance")
+    data = importance == "GroupTaylorImportance"
     for _ in range(8):
         ratio = (low + high) / 2
         small = copy.deepcopy(model).eval()
@@ -71,7 +71,7 @@ def _torch_pruning(
             small, images[:1], rule, global_pruning=True, pruning_ratio=ratio, ignored_layers=ignored
         )
         if data:
-            _gradients(small, rule, images, labels)
+            _gradients(small, images, labels)
         pruner.step()
         if count_parameters(small) <= goal:
             high, best = ratio, small
@@ -83,17 +83,8 @@ def _torch_pruning(
     return best
 
 
-def _gradients(model: nn.Module, rule: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Gradients of the loss on the calibration images, as the criterion wants them."""
+def _gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Gradients of the loss on the calibration images."""
     model.zero_grad()
-    hessian = hasattr(rule, "accumulate_grad")
     for x, y in zip(images.split(64), labels.split(64), strict=True):
-        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
-        if hessian:
-            rule.zero_grad()
-            for loss in losses[:8]:
-                model.zero_grad()
-                loss.backward(retain_graph=True)
-                rule.accumulate_grad(model)
-        else:
-            losses.mean().backward()
+        nn.functional.cross_entropy(model(x), y, reduction="sum").backward()

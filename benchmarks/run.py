@@ -22,7 +22,7 @@ AUTHORS = {  # seconds of the authors' public code on a machine with 2 cores; mi
     "resnet56 layer1.4.conv1": (318, 318),
     "resnet56 layer2.4.conv1": (750, 800),
     "resnet56 layer3.4.conv1": (800, 1250),
-    "vgg11 features.18": (46 * 3600, 55 * 3600),
+    "vgg11 features.15": (46 * 3600, 55 * 3600),
     "resnet56, equal fractions": (5 * 3600, 5 * 3600),
     "resnet56, default": (5 * 3600, 5 * 3600),
 }

@@ -127,8 +127,8 @@ def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor])
         decision.errors,
         decision.error,
         decision.dependent,
-        sum(s.rank for s in decision.solves),
-        sum(s.columns for s in decision.solves),
+        decision.rank,
+        decision.columns,
         decision.seconds,
         {slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
     )

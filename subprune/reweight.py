@@ -91,16 +91,21 @@ class _Factor:
         scaled = gram * self.scale * self.scale.T
         scaled.diagonal()[dead] = 1.0
         self.lower, info = torch.linalg.cholesky_ex(scaled)
-        pivots = self.lower.diagonal()
         self.shifted: tuple[Tensor, Tensor] | None = None
+        pivots = self.lower.diagonal()
         if not len(gram) or (int(info) == 0 and float(pivots.min()) ** 2 > tolerance):
             self.rank, self.solver = len(gram) - int(dead.sum()), "cholesky"
             self.condition = float((pivots.max() / pivots.min()) ** 2) if len(gram) else 1.0
             return
+        del self.lower, pivots  # these matrices are large: no more of them at once than needed
         shift = tolerance * _largest(scaled)
-        self.shifted = torch.linalg.lu_factor(torch.complex(scaled, shift * torch.eye(len(gram)).to(scaled)))
         scaled.diagonal().sub_(shift)
         self.rank, self.solver, self.condition = _positive(scaled) - int(dead.sum()), "shifted", 1 / tolerance
+        scaled.diagonal().add_(shift)
+        moved = scaled.to(torch.complex128)
+        del scaled
+        moved.diagonal().add_(1j * shift)
+        self.shifted = torch.linalg.lu_factor(moved)
 
     def solve(self, cross: Tensor) -> Tensor:
         """X for C [q, m]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,16 @@ from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder
 from subprune.masking import keep_mask, overrides, zero
+from subprune.memory import give_back
 from subprune.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.registry import Method, Ranker, Ranking, Setting
-from subprune.reweight import Reweighting, solve
+from subprune.reweight import solve
 from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
 __all__ = ["Decision", "Walk", "alone", "walk"]
+
+_LARGE = 32 * 2**20  # bytes of a layer's G that are worth giving back before the next layer
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Decision:
     dependent: tuple[int, ...] = ()  # units that added nothing to those before
     error: float = float("nan")  # relative input change left after reweighting, on the calibration data
     seconds: float = 0.0
-    solves: tuple[Reweighting, ...] = ()
+    rank: int = 0  # independent columns among those kept, over all consumers
+    columns: int = 0  # columns kept
 
 
 @dataclass
@@ -86,6 +91,9 @@ def walk(
         wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
         if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
             dense.go_on_from(ranker.passed)
+        large = any(s.gram.nbytes > _LARGE for s in ranker.__dict__.pop("statistics", []))
+        if large:
+            give_back()
         decision.seconds += spent + time.perf_counter() - started
 
     for group in in_order(groups):
@@ -93,8 +101,8 @@ def walk(
             settle()
         started = time.perf_counter()
         tick("rank", group)
-        passages = [past_dense] if alone else [past_dense, past_current]
-        marks = parallel.each(lambda passage, group=group: passage.go_to(group), passages)
+        go = functools.partial(Passage.go_to, group=group)
+        marks = parallel.each(go, [past_dense] if alone else [past_dense, past_current])
         mark = None if alone else marks[-1]
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
@@ -181,11 +189,11 @@ def _blocks(ranker: Ranker) -> list[tuple[Consumer, list[Statistics]]]:
 
 def _reweight(ranker: Ranker, decision: Decision, current: Run) -> None:
     tensors = dict(current.tensors)
-    solves: list[Reweighting] = []
     left = total = 0.0
     for consumer, blocks in _blocks(ranker):
         found = [solve(s, decision.kept) for s in blocks]
-        solves += found
+        decision.rank += sum(f.rank for f in found)
+        decision.columns += sum(f.columns for f in found)
         left += sum(f.error * s.energy for f, s in zip(found, blocks, strict=True))
         total += sum(s.energy for s in blocks)
         old = tensors[consumer.use.weight]
@@ -194,7 +202,6 @@ def _reweight(ranker: Ranker, decision: Decision, current: Run) -> None:
         new = rows.reshape(shape).to(old)
         tensors[consumer.use.weight] = new.transpose(0, 1) if consumer.use.in_dim == 0 else new
     current.tensors = tensors
-    decision.solves = tuple(solves)
     decision.error = left / total if total else 0.0
 
 
