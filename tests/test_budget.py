@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.budget import FRACTIONS, AccuracyCurve, Demand, Rounding, Target, accuracy_curves, allocate
+from subprune.budget import (
+    FRACTIONS,
+    AccuracyCurve,
+    Demand,
+    Rounding,
+    Target,
+    accuracy_curves,
+    allocate,
+    equal_accuracy,
+)
 from subprune.budget.accuracy import measured_counts
 from subprune.budget.rules import by_knapsack
 from subprune.calibrate import Calibration, Passage
@@ -113,6 +122,40 @@ def test_monotone_curve() -> None:
     assert smooth[2] == 0.5
     assert smooth[4] == pytest.approx(0.7)  # the falling point is left out, the line goes through
     assert smooth[6] == smooth[8] == 0.9  # capped at the last value
+
+
+def lenet_params(k: tuple[int, ...]) -> int:
+    a, b, c, d = k
+    return 10 * a + (9 * a + 1) * b + (25 * b + 1) * c + (c + 1) * d + 10 * (d + 1)
+
+
+@pytest.mark.parametrize("ratio", [2, 4, 8, 16, 32, 64])
+def test_equal_accuracy_picks_from_the_papers_fractions(lenet: nn.Module, ratio: int) -> None:
+    """Against all combinations of fractions, then filled from the largest fraction to the smallest."""
+    calibration = Calibration.of(lenet, batches(torch.randn(2, 1, 28, 28), lenet))
+    groups = in_order(calibration.structure.inner())
+    cost, generator = CostModel(lenet, calibration.structure), np.random.default_rng(ratio)
+    limit = cost.params({}) // ratio
+    found, options = {}, []
+    for g in groups:
+        counts = measured_counts(g.n_units)
+        values = np.sort(generator.uniform(size=len(counts))) ** 0.3
+        values[-1] = 1.0
+        found[g.name] = AccuracyCurve(tuple(counts), tuple(values.tolist()))
+        smallest = {
+            k: min((f for f in FRACTIONS if int(f * g.n_units + 1e-9) == k), default=k / g.n_units) for k in counts
+        }
+        options.append([(p, k, smallest[k]) for k, p in zip(counts, values.tolist(), strict=True)])
+    within = (c for c in product(*options) if lenet_params(tuple(k for _, k, _ in c)) <= limit)
+    best = max(within, key=lambda c: min(p for p, _, _ in c))
+    level = min(p for p, _, _ in best)
+    chosen = [next((k, f) for p, k, f in own if p >= level) for own in options]
+    want = [k for k, _ in chosen]
+    for i in sorted(range(4), key=lambda i: -chosen[i][1]):
+        while want[i] < groups[i].n_units and lenet_params((*want[:i], want[i] + 1, *want[i + 1 :])) <= limit:
+            want[i] += 1
+    counts_found = equal_accuracy(groups, found, cost, Target("params", limit, ""), Rounding())
+    assert [counts_found[g.name] for g in groups] == want
 
 
 def test_cache_is_used_and_keyed(net: nn.Module, tmp_path: Path) -> None:

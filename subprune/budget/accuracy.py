@@ -18,6 +18,7 @@ from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
 from subprune.calibrate import Calibration, Passage, Run
 from subprune.errors import DataError
+from subprune.memory import keep_freed
 from subprune.ranking import rankers, ranking_of
 from subprune.registry import Method, Ranker
 from subprune.structure import Group
@@ -52,6 +53,7 @@ def measured_counts(units: int, fractions: Sequence[float] = FRACTIONS) -> list[
     return sorted({max(1, int(f * units + 1e-9)) for f in fractions} | {units})
 
 
+@keep_freed()
 def accuracy_curves(
     calibration: Calibration,
     verification: Calibration,
@@ -135,14 +137,32 @@ def _dense_predictions(verification: Calibration) -> list[Tensor]:
 
 
 def equal_accuracy(
-    groups: Sequence[Group], curves: Mapping[str, AccuracyCurve], cost: CostModel, target: Target, rounding: Rounding
+    groups: Sequence[Group],
+    curves: Mapping[str, AccuracyCurve],
+    cost: CostModel,
+    target: Target,
+    rounding: Rounding,
+    fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
-    """The highest common accuracy that meets the target; what is left goes to the widest groups first."""
-    smooth = {g.name: curves[g.name].monotone(g.n_units) for g in groups}
+    """The highest common accuracy that meets the target; what is left goes to the largest fraction first.
+
+    Each group takes the smallest measured number of units that reaches the accuracy: in the paper, budgets come from a
+    fixed set of fractions, and the line between two measured points decides nothing. A small group's fraction may be
+    well above its share of units (1 of 6 units stands for the fraction 0.2), and counts when the rest is handed out.
+    """
+    steps = {g.name: (0, *curves[g.name].counts) for g in groups}
+    smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}
     levels = np.unique(np.concatenate(list(smooth.values())))
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.up(int(np.searchsorted(smooth[g.name], level - 1e-12)), g.n_units) for g in groups}
+        first = {name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()}
+        return {g.name: rounding.up(steps[g.name][first[g.name]], g.n_units) for g in groups}
 
     counts = largest([0.0, *levels.tolist()], at, cost, target)
-    return fill(counts, groups, cost, target, rounding, lambda g, k: k / g.n_units)
+    chosen = {g.name: _fraction(counts[g.name], g.n_units, fractions) for g in groups}
+    return fill(counts, groups, cost, target, rounding, lambda g, k: chosen[g.name])
+
+
+def _fraction(k: int, units: int, fractions: Sequence[float]) -> float:
+    """The smallest fraction that stands for k units; their share if there is none."""
+    return min((f for f in fractions if int(f * units + 1e-9) == k), default=k / units)
