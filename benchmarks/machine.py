@@ -75,8 +75,10 @@ class Peak:
 
 
 @contextlib.contextmanager
-def peak_memory(interval: float = 0.002) -> Iterator[Peak]:
+def peak_memory(interval: float = 0.005) -> Iterator[Peak]:
     """Watch the most memory of the process' own inside the block, by looking every few milliseconds.
+
+    Looking costs time: work that is watched is not timed.
 
     Pages of program files, which come in when code runs for the first time, do not count. Linux only; elsewhere the
     result is 0.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+DOCS = HERE.parent / "docs"
 AUTHORS = {  # seconds of the authors' public code on a machine with 2 cores; middle of the range given for each
     "resnet56 layer1.4.conv1": (318, 318),
     "resnet56 layer2.4.conv1": (750, 800),
@@ -89,7 +90,7 @@ def main() -> None:
         found[name] = _in_a_child(name, options)
         found[name]["date"] = time.strftime("%Y-%m-%d")
         record.write_text(json.dumps({n: found[n] for n in names if n in found}, indent=1) + "\n")
-    report(found, options.output)
+    report({n: found[n] for n in names if n in found}, options.output)
 
 
 def _in_a_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -107,12 +108,24 @@ def report(found: dict[str, Any], output: Path) -> None:
     text = [f"# Measured speed\n\n{_machine(found)}\n", _main_table(found), _plain_table(found), _others_table(found)]
     (output / "table.md").write_text("\n".join(t for t in text if t))
     print("\n".join(t for t in text if t))
+    if output == HERE / "results":
+        _into_docs("\n".join(t for t in text[1:] if t), _machine(found))
     if "scaling" in found:
         from scaling import plot
 
         plot(found["scaling"]["scaling"], output / "scaling.png")
+        if output == HERE / "results":
+            plot(found["scaling"]["scaling"], DOCS / "speed-scaling.png")
         for name, series in found["scaling"]["scaling"].items():
             print(f"{name}: slope {series['slope']:.2f} (larger half {series['slope_of_large']:.2f})")
+
+
+def _into_docs(tables: str, machine: str) -> None:
+    """Replace what stands between the marks in docs/speed.md."""
+    page = DOCS / "speed.md"
+    before, rest = page.read_text().split("<!-- measured -->\n")
+    after = rest.split("<!-- /measured -->")[1]
+    page.write_text(f"{before}<!-- measured -->\n{machine}\n\n{tables}<!-- /measured -->{after}")
 
 
 def _machine(found: dict[str, Any]) -> str:
