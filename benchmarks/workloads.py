@@ -268,7 +268,9 @@ def linear_statistics(rows: int, d: int, m: int) -> Measured:
         return greedy(gather.result(w), d, d // 2)
 
     seconds, _ = timed(work)
-    return Measured(seconds, rows * d * d, d**3 / 3 * 7 / 8 + d * d * m, notes={"rows": rows, "d": d, "m": m})
+    rank, left = min(rows, d // 2), d - min(rows, d // 2)
+    double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
+    return Measured(seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank})
 
 
 WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
@@ -281,6 +283,8 @@ WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
     ),
     "vgg11, default": lambda p, r: prune_network("vgg11", p, r, compression=2, time_calls=False),
     "feed-forward 11008 → 4096, half kept": lambda p, r: feed_forward(),
+    "linear 4096 → 1024, 1024 rows": lambda p, r: linear_statistics(1024, 4096, 1024),
+    "linear 4096 → 1024, 16384 rows": lambda p, r: linear_statistics(16384, 4096, 1024),
     "resnet56 layer1.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer1.4.conv1", None),
     "resnet56 layer2.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer2.4.conv1", None),
     "resnet56 layer3.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer3.4.conv1", 32),

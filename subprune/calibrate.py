@@ -50,6 +50,11 @@ class Run:
         self.override: dict[int, Override] = {}
         self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is computed on the CPU, whose cores can be shared out; other devices have one queue."""
+        return all(x.device.type == "cpu" for x in self.tensors.values())
+
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
         other = Run(self.programs, [dict(env) for env in self.envs], self.tensors)
@@ -93,7 +98,7 @@ class Run:
             env.clear()
             return found
 
-        found = parallel.each(one, range(len(self.envs)))
+        found = parallel.each(one, range(len(self.envs)), self.on_cpu)
         self.position = len(self.programs[0].ops)
         return found
 

@@ -195,7 +195,7 @@ class ShiftSums:
             for first, made in _batched(pixels, box, pixels, moved):
                 self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
 
-        parallel.each(add, self.plan.products, pixels.numel() * self.channels > _WORTH)
+        parallel.each(add, self.plan.products, _worthwhile(pixels, self.channels))
 
     def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
         """Add products [*lines, C, C], the first of line `start`, to the pieces the lines lie in."""
@@ -231,7 +231,7 @@ class ShiftSums:
                 for _, made in _batched(pixels, reads, placed, outputs):
                     total[number] += wide_sum(made.reshape(-1, *made.shape[-2:]), 0)
 
-        parallel.each(add, range(len(self.plan.taps)), pixels.numel() * self.outputs > _WORTH)
+        parallel.each(add, range(len(self.plan.taps)), _worthwhile(pixels, self.outputs))
 
     def result(self) -> Products:
         """Everything so far; columns channel by channel."""
@@ -254,6 +254,11 @@ class ShiftSums:
         d = channels * n
         cross = self._sums.new_zeros(d, 0) if self._cross is None else self._cross.transpose(0, 1).reshape(d, -1)
         return Products(gram.view(d, d), cross, self._sums.T.flatten(), self.rows, self.dtype)
+
+
+def _worthwhile(pixels: Tensor, others: int) -> bool:
+    """Whether products with that many other channels are worth a thread each; other devices have their own."""
+    return pixels.device.type == "cpu" and pixels.numel() * others > _WORTH
 
 
 def _pixels_first(x: Tensor) -> Tensor:

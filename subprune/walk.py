@@ -102,7 +102,7 @@ def walk(
         started = time.perf_counter()
         tick("rank", group)
         go = functools.partial(Passage.go_to, group=group)
-        marks = parallel.each(go, [past_dense] if alone else [past_dense, past_current])
+        marks = parallel.each(go, [past_dense] if alone else [past_dense, past_current], current.on_cpu)
         mark = None if alone else marks[-1]
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
