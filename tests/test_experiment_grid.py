@@ -38,6 +38,9 @@ def config(**changes: Any) -> Config:
         ({"values": [0.5]}, "compression must lie between 1"),
         ({"values": [2], "target": "keep"}, "keep must lie between 0"),
         ({"values": []}, "at least one"),
+        ({"curves": "act-grad"}, "must be a table"),
+        ({"curves": {"random": "layer-in-chang"}}, "did you mean 'layer-in-change'"),
+        ({"curves": {"random": 2}}, "curves.random"),
         ({"seeds": [1, 1]}, "none twice"),
         ({"seeds": ["a"]}, "must be of type int"),
         ({"reweight": True}, "must be a list"),
@@ -93,6 +96,12 @@ def test_the_sequential_variants_use_the_layerwise_curves() -> None:
     cells = cells_of(config(methods=["asym-in-change", "seq-in-change", "layer-in-change"], values=[2], seeds=[1]))
     assert {c.curves for c in cells} == {"layer-in-change"}
     assert len(jobs_of(cells)) == 2, "one job with reweighting and one without"
+
+
+def test_curves_can_be_taken_from_another_method() -> None:
+    changes: dict[str, Any] = {"methods": ["layer-greedy-fs", "layer-random", "random"], "values": [2]}
+    found = {c.method: c.curves for c in cells_of(config(**changes, curves={"layer-greedy-fs": "layer-in-change"}))}
+    assert found == {"layer-greedy-fs": "layer-in-change", "layer-random": "layer-random", "random": ""}
 
 
 def test_filters_choose_cells_and_refuse_nonsense() -> None:

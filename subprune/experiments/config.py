@@ -46,6 +46,7 @@ class Config:
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
         layerwise: budget rule of the methods that have none of their own; "uniform" with keep: equal fractions.
+        curves: whose curves a method's budgets are taken from, if not its own: {layer-greedy-fs = "layer-in-change"}.
         batches, batch_size, augmented: the calibration data, drawn by seed from the training images.
         verification: training images that equal-accuracy budgets are measured on, drawn by seed.
         test: test images to measure top-1 on; 0 means all.
@@ -68,6 +69,7 @@ class Config:
     target: str = "compression"
     values: tuple[float, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     layerwise: str = "equal-accuracy"
+    curves: dict[str, str] = dataclasses.field(default_factory=dict)
     reweight: tuple[bool, ...] = (True, False)
     batchnorm: tuple[str, ...] = ("keep",)
     finetune: tuple[str, ...] = ("none",)
@@ -97,6 +99,7 @@ class Config:
         if not self.sources:  # otherwise the modules may bring more
             _one_of("model", [self.model], model_names())
             _one_of("methods", self.methods, METHODS)
+            _one_of("curves", [*self.curves, *self.curves.values()], METHODS)
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -174,9 +177,10 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
         if key not in hints:
             raise OptionError(f"unknown setting {key!r}; {closest(key, hints)}allowed are {', '.join(hints)}.")
         values[key] = _typed(key, value, hints[key])
-    required = [f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING and f.name in hints]
-    if missing := [name for name in required if name not in values]:
-        raise OptionError(f"{', '.join(missing)} is not set; an experiment needs {', '.join(required)}.")
+    missing = dataclasses.MISSING
+    required = [f.name for f in dataclasses.fields(Config) if f.default is missing and f.default_factory is missing]
+    if absent := [name for name in required if name not in values]:
+        raise OptionError(f"{', '.join(absent)} is not set; an experiment needs {', '.join(required)}.")
     return Config(**values, sources=sources)
 
 
@@ -186,6 +190,10 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, list):
             raise OptionError(f"{key} is {value!r}; it must be a list.")
         return tuple(_typed(key, v, get_args(kind)[0]) for v in value)
+    if get_origin(kind) is dict:
+        if not isinstance(value, dict):
+            raise OptionError(f"{key} is {value!r}; it must be a table, {{ name = value }}.")
+        return {name: _typed(f"{key}.{name}", v, get_args(kind)[1]) for name, v in value.items()}
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
     if not fits:
         raise OptionError(f"{key} holds {value!r}; it must be of type {kind.__name__}.")

@@ -12,7 +12,7 @@ from subprune.experiments.config import Config
 from subprune.experiments.tables import LABELS, OURS, Group, Point
 from subprune.storage import write_atomic
 
-__all__ = ["COLOURS", "colour", "figure_name", "methods_in_order", "panels", "setting_title", "write_figures"]
+__all__ = ["COLOURS", "colour", "figure", "figure_name", "methods_in_order", "panels", "setting_title", "write_figures"]
 
 COLOURS = {
     "asym-in-change": "#b2182b",
@@ -54,26 +54,30 @@ def methods_in_order(found: dict[Group, list[Point]]) -> list[str]:
 
 def write_figures(config: Config, found: dict[Group, list[Point]], dense: float, folder: Path) -> list[Path]:
     """One PNG for each BatchNorm and fine-tuning setting."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise OptionError("figures need matplotlib; run pip install 'subprune[experiments]'.") from error
     written = []
     for batchnorm, finetune in panels(found):
-        figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), sharey=True, layout="constrained")
-        for axis, reweight in zip(axes, (True, False), strict=True):
-            _draw(axis, config, found, dense, reweight, batchnorm, finetune)
-        handles, labels = axes[1].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
-        figure.suptitle(f"{config.title or config.name}: {setting_title(batchnorm, finetune)}")
         content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=110, metadata={"Software": None})
-        pyplot.close(figure)
+        drawn = figure(config, found, dense, batchnorm, finetune)
+        drawn.savefig(content, format="png", dpi=110, metadata={"Software": None})
         written.append(write_atomic(folder / f"{figure_name(batchnorm, finetune)}.png", content.getvalue()))
     return written
+
+
+def figure(config: Config, found: dict[Group, list[Point]], dense: float, batchnorm: str, finetune: str) -> Any:
+    """With and without reweighting side by side, and one legend for both."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise OptionError("figures need matplotlib; run pip install 'subprune[experiments]'.") from error
+    drawn = Figure(figsize=(12, 5), layout="constrained")
+    axes = drawn.subplots(1, 2, sharey=True)
+    for axis, reweight in zip(axes, (True, False), strict=True):
+        _draw(axis, config, found, dense, reweight, batchnorm, finetune)
+    lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    labels = [name for name in (LABELS.get(m, m) for m in methods_in_order(found)) if name in lines]
+    drawn.legend([lines[name] for name in labels], labels, loc="outside lower center", ncols=6, frameon=False)
+    drawn.suptitle(f"{config.title or config.name}: {setting_title(batchnorm, finetune)}")
+    return drawn
 
 
 def setting_title(batchnorm: str, finetune: str) -> str:

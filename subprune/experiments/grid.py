@@ -134,7 +134,7 @@ def _cell(config: Config, method: str, value: float, reweight: bool, batchnorm: 
         finetune=finetune,
         seed=seed,
         rule=rule,
-        curves=CURVES_OF.get(method, method) if rule in WITH_CURVES else "",
+        curves={**CURVES_OF, **config.curves}.get(method, method) if rule in WITH_CURVES else "",
         weights=config.weights,
         weights_sha256=config.weights_sha256,
         only=() if dense else config.only,
