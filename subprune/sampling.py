@@ -151,11 +151,12 @@ def _shares(rows: Tensor, weight: Tensor) -> Tensor:
 def max_shares(rows: Tensor, weight: Tensor) -> Tensor:
     """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o], for entries ≥ 0: [d]."""
     best = rows.new_zeros(rows.shape[1])
-    step = max(1, MAX_BYTES // 16 // max(1, rows.shape[1] * rows.element_size()))  # what fits the caches
+    step = max(1, MAX_BYTES // 32 // max(1, rows.shape[1] * rows.element_size()))  # what fits the caches
+    room = torch.empty_like(rows[:step])
     for part in rows.split(step):
         sums = part @ weight  # [R, m]
-        inverse = torch.where(sums < _EPS, 0.0, 1 / sums)
-        for o in range(weight.shape[1]):
-            top = (part * inverse[:, o, None]).amax(0)
-            best = torch.maximum(best, top * weight[:, o])
+        inverse = torch.where(sums < _EPS, 0.0, 1 / sums).T.contiguous()
+        for scale, column in zip(inverse, weight.T, strict=True):
+            top = torch.mul(part, scale[:, None], out=room[: len(part)]).amax(0)
+            best = torch.maximum(best, top * column)
     return best
