@@ -38,6 +38,8 @@ def test_default_is_the_inner_groups(case: tuple[nn.Module, Structure]) -> None:
         (["blocks.1.mlp.up", "blocks.0.mixer"], ["blocks.0.mixer", "blocks.1.mlp.up"]),
         ("blocks.1", ["blocks.1.mixer", "blocks.1.mlp.up"]),
         ("re:mlp", ["blocks.0.mlp", "blocks.1.mlp.up"]),
+        ("blocks.0*", ["blocks.0.mixer", "blocks.0.mlp"]),
+        ("blocks.[1-9].mlp.?p", ["blocks.1.mlp.up"]),
         (r"re:^blocks\.0", ["blocks.0.mixer", "blocks.0.mlp"]),
         (nn.Linear, INNER),
         ((nn.Linear, "embed"), ["embed", *INNER]),  # the stream, because it is named itself
@@ -78,6 +80,7 @@ def test_modules_themselves(case: tuple[nn.Module, Structure]) -> None:
     [
         ("blocks.0.mpl", r"neither a group nor a module; did you mean 'blocks\.0\.mlp'"),
         ("re:nothing_like_it", "matches no group"),
+        ("nothing.*", "matches no group"),
         ("re:(", "not a regular expression"),
         (3, "of type int; allowed is a group name"),
         (int, "of type type; allowed is"),

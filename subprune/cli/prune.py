@@ -65,9 +65,9 @@ def prune(
         int | None, typer.Option(help="Numbers of units are multiples of this [default: 1; 8 with --latency].")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Prune only these groups or modules; re:PATTERN works.")
+        list[str] | None, typer.Option(help="Prune only these groups or modules; wildcards and re:PATTERN work.")
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
     batchnorm: Annotated[str, typer.Option(help="keep, or recalibrate.")] = "keep",
     time: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import fnmatch
 import functools
 import hashlib
 import json
@@ -24,7 +23,7 @@ from subprune.batchnorm import recalibrate
 from subprune.budget import RULES, Demand, Rounding, Target, allocate
 from subprune.calibrate import Calibration
 from subprune.data import batches
-from subprune.errors import BudgetError, DataError, OptionError, closest
+from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.datasets import Images, calibration_batches, load, split_verification
 from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
 from subprune.experiments.models import build, load_weights, shipped_lenet
@@ -33,8 +32,8 @@ from subprune.experiments.training import count_correct, finetune_recipe, fit
 from subprune.memory import keep_freed
 from subprune.methods import find_method
 from subprune.ranking import in_order
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.select import choose_groups
 
 __all__ = ["Context", "check", "load_sources", "run_cell", "run_job"]
 
@@ -219,7 +218,7 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
     pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
     return (_UnitDemand if pooled else Demand)(
         calibration=calibration,
-        groups=chosen_groups(in_order(calibration.structure.inner()), cell),
+        groups=in_order(choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)),
         method=find_method(cell.method),
         rounding=Rounding(1),
         reweight=cell.reweight,
@@ -236,19 +235,6 @@ def _pool(cell: Cell, context: Context) -> tuple[Tensor, Tensor] | None:
         return None
     train = _images(cell.dataset, "train", context.data_dir)
     return train.inputs(), train.labels
-
-
-def chosen_groups(groups: Sequence[Group], cell: Cell) -> list[Group]:
-    """The groups the cell prunes; a pattern that fits none is refused."""
-    names = [g.name for g in groups]
-    for pattern in (*cell.only, *cell.ignore):
-        if not fnmatch.filter(names, pattern):
-            raise OptionError(f"{pattern!r} fits no group; {closest(pattern, names)}prunable are {', '.join(names)}.")
-
-    def fits(name: str, patterns: tuple[str, ...]) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-    return [g for g in groups if (not cell.only or fits(g.name, cell.only)) and not fits(g.name, cell.ignore)]
 
 
 def _finetune(cell: Cell, model: nn.Module, context: Context) -> None:

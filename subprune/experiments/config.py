@@ -41,8 +41,8 @@ class Config:
         title: for reports.
         weights: "shipped" for the LeNet of the package, or a file in the folder of weights (--models-dir).
         weights_sha256: if given, the file must have this checksum.
-        only: patterns of the groups that are pruned; none means all that can be.
-        ignore: patterns of groups that are left whole.
+        only: groups that are pruned, named as for `subprune.prune`; none means all that can be.
+        ignore: groups that are left whole, named likewise.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
         layerwise: budget rule of the methods that have none of their own; "uniform" with keep: equal fractions.

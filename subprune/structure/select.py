@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +15,10 @@ from subprune.structure.groups import Group, Structure
 __all__ = ["choose_groups"]
 
 Test = Callable[[Group], bool]
-_ALLOWED = "a group name, a module name, 're:' and a pattern, a module type, a module, or a list of these"
+_ALLOWED = (
+    "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, a module type, "
+    "a module, or a list of these"
+)
 
 
 def choose_groups(structure: Structure, model: nn.Module, only: Any = None, ignore: Any = None) -> tuple[Group, ...]:
@@ -47,11 +51,10 @@ def _can_go(group: Group, only: Any) -> bool:
 
 def _test(item: Any, structure: Structure, model: nn.Module, option: str) -> Test:
     if isinstance(item, str):
-        return (
-            _pattern(item, structure, model, option)
-            if item.startswith("re:")
-            else _name(item, structure, model, option)
-        )
+        known = {*structure.names, *(n for n, _ in model.named_modules())}
+        wild = item not in known and any(c in item for c in "*?[")
+        find = _pattern if item.startswith("re:") or wild else _name
+        return find(item, structure, model, option)
     modules = dict(model.named_modules())
     if isinstance(item, type) and issubclass(item, nn.Module):
         return _makes({n for n, m in modules.items() if isinstance(m, item)})
@@ -77,8 +80,9 @@ def _name(name: str, structure: Structure, model: nn.Module, option: str) -> Tes
 
 
 def _pattern(text: str, structure: Structure, model: nn.Module, option: str) -> Test:
+    """A regular expression found anywhere in a name, or wildcards that fit the whole of it."""
     try:
-        pattern = re.compile(text[3:])
+        pattern = re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
     except re.error as error:
         raise OptionError(f"{option}= holds {text!r}, which is not a regular expression: {error}") from None
     names = {n for n, _ in model.named_modules()}
