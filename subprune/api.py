@@ -79,7 +79,8 @@ def prune(
         reweight: rewrite the weights of what reads the units, by least squares.
         epsilon: between 0 and 1 for stochastic greedy.
         patches: "all", or "random" patches of each image.
-        batchnorm: "recalibrate" takes BatchNorm statistics anew on `data`, at the end.
+        batchnorm: "recalibrate" takes BatchNorm statistics anew on `data` at the end; "sequential" layer after layer
+            on the way, so that later layers are chosen and reweighted for what the smaller model computes.
         train_data: the labelled pool of ``layer-greedy-fs-fd``.
         verify_data: labelled data for "equal-accuracy", and for the accuracy in the report.
         cache: folder for accuracy curves, which are used again for other targets and after a break.
@@ -155,7 +156,8 @@ def _walk(demand: Demand, options: Options, tick: Callable[[str], None]) -> tupl
     counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
     left = [g for g in demand.groups if g.name in counts]
     done = walk(
-        demand.calibration, left, demand.method, counts, reweight=options.reweight, **demand.choices,
+        demand.calibration, left, demand.method, counts, reweight=options.reweight,
+        renew=options.batchnorm == "sequential", **demand.choices,
         tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
     )  # fmt: skip
     return done, left
@@ -167,6 +169,8 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.batches)
         notes = [*notes, f"BatchNorm statistics taken anew in {len(layers)} layers"]
+    if batchnorm == "sequential":
+        notes = [*notes, f"BatchNorm statistics taken anew in {len(done.renewed) // 2} layers, one after another"]
     return list(notes)
 
 
@@ -222,6 +226,6 @@ def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
     full = copy.deepcopy(calibration.model)
     kept = {name: d.kept for name, d in done.decisions.items()}
     weights = {c.use.weight for g in calibration.structure.groups if g.name in kept for c in g.reweightable}
-    set_tensors(full, {name: done.tensors[name] for name in weights})
+    set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})
     first: Batch = calibration.batches[0]
     return prove_how(full, calibration.structure, kept, first.inputs)

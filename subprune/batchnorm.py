@@ -1,21 +1,24 @@
-"""BatchNorm statistics taken anew on the calibration data, once, after everything else is done."""
+"""BatchNorm statistics taken anew on the calibration data: once at the end, or layer after layer during a run."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from subprune.data import Batch
 from subprune.errors import DataError
+from subprune.fuse import NORMS
+from subprune.program import Program, Ref
 from subprune.record import eval_mode
 
-__all__ = ["BATCHNORM", "recalibrate"]
+__all__ = ["BATCHNORM", "pooled", "recalibrate", "stored_norms"]
 
-BATCHNORM = ("keep", "recalibrate")
+BATCHNORM = ("keep", "recalibrate", "sequential")
 
 
 def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
@@ -62,3 +65,28 @@ def _averaging(layers: Sequence[_BatchNorm]) -> Iterator[None]:
             m.momentum = momentum
             if counter is not None and m.num_batches_tracked is not None:
                 m.num_batches_tracked.copy_(counter)
+
+
+def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
+    """Operations that normalise by stored statistics of their own: the names of their mean and variance."""
+    found: dict[int, tuple[str, str]] = {}
+    for op in program.ops:
+        if op.kind in NORMS and not (op.kind == "native_batch_norm" and op.args[5]):
+            names = [program.values[a.id].name for a in op.args[3:5] if isinstance(a, Ref)]
+            if len(names) == 2 and all(names):
+                found[op.index] = (names[0], names[1])
+    uses = Counter(found.values())
+    return {i: names for i, names in found.items() if uses[names] == 1}  # a shared one has no single right value
+
+
+def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance of every channel, over all places of all batches together: float64."""
+    parts = [x.double().transpose(0, 1).flatten(1) for x in batches]
+    n = sum(x.shape[1] for x in parts)
+    if n < 2:
+        raise DataError(
+            "BatchNorm statistics cannot be taken on one value per channel; give more data, or leave batchnorm='keep'"
+        )
+    mean = torch.stack([x.sum(1) for x in parts]).sum(0) / n
+    spread = torch.stack([(x - mean[:, None]).square().sum(1) for x in parts]).sum(0)
+    return mean, spread / (n - 1)

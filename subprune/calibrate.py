@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune import parallel
+from subprune.batchnorm import pooled
 from subprune.data import Batch, signature
 from subprune.errors import DataError, SubpruneError
 from subprune.fuse import Folds
@@ -49,6 +50,7 @@ class Run:
         self.position = 0
         self.override: dict[int, Override] = {}
         self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
+        self.renew: Mapping[int, tuple[str, str]] = {}  # norms whose mean and variance are taken anew on the way
 
     @property
     def on_cpu(self) -> bool:
@@ -59,16 +61,30 @@ class Run:
         """A second run that goes on from here; the values are shared, the state is not."""
         other = Run(self.programs, [dict(env) for env in self.envs], self.tensors)
         other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
+        other.renew = self.renew
         return other
 
     def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
         """Run every batch up to, not including, operation `stop`; `watch` replaces operations on the way."""
+        override = {**self.override, **(watch or {})}
+        for norm in sorted(i for i in self.renew if self.position <= i < stop):
+            self._advance(norm, override)
+            found = pooled([self._first_argument(norm, i) for i in range(len(self.envs))])
+            new = {name: x.to(self.tensors[name]) for name, x in zip(self.renew[norm], found, strict=True)}
+            self.tensors = {**self.tensors, **new}
+        self._advance(stop, override)
+
+    def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
         if stop <= self.position:
             return
-        override = {**self.override, **(watch or {})}
         for program, env in zip(self.programs, self.envs, strict=True):
             program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
         self.position = stop
+
+    def _first_argument(self, index: int, batch: int) -> Tensor:
+        program = self.programs[batch]
+        found: Tensor = program.arguments(program.ops[index], self.envs[batch], self.tensors)[0]
+        return found
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""

@@ -16,12 +16,12 @@ from torch import Tensor
 if TYPE_CHECKING:
     from subprune.program import Op, Program, Ref
 
-__all__ = ["Chain", "Folds", "chains"]
+__all__ = ["NORMS", "Chain", "Folds", "chains"]
 
 Folds = dict[int, tuple[tuple[Any, ...], Tensor, Tensor | None]]
 """By operation: the tensors that were folded, and the weight and bias made of them."""
 
-_NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
+NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _chain(program: Program, ops: Sequence[Op], readers: dict[int, int], made: d
         op = rest[0] if rest else None
         return op is not None and op.kind in kinds and out in op.inputs and readers.get(out) == 1
 
-    if follows(_NORMS) and _plain_norm(rest[0], out, readers):
+    if follows(NORMS) and _plain_norm(rest[0], out, readers):
         norm = rest.pop(0)
         taken, out = [*taken, norm.index], norm.outs[0]
     if follows(["add"]) and _addend(program, rest[0], out, made, conv.index) is not None:

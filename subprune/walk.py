@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subprune import parallel
+from subprune.batchnorm import stored_norms
 from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder
@@ -53,6 +54,7 @@ class Walk:
     decisions: dict[str, Decision]
     tensors: dict[str, Tensor]
     dense: Run  # of the dense model, past the last group
+    renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were taken anew
     notes: list[str] = field(default_factory=list)
 
 
@@ -63,17 +65,20 @@ def walk(
     counts: Mapping[str, int],
     *,
     reweight: bool = True,
+    renew: bool = False,
     tick: Tick = lambda stage, group: None,
     **choices: Any,
 ) -> Walk:
     """Decide every group in forward order.
 
-    The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left.
+    The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left, with
+    `renew` at what it computes once the BatchNorm statistics on the way are taken anew.
     `choices` are those of `Setting`: seed, epsilon, patches, train_data.
     """
     setting = Setting(calibration, tuple(groups), **choices)
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
+    current.renew = stored_norms(calibration.structure.program) if renew else {}
     past_dense, past_current = Passage(dense, groups), Passage(current, groups)
     alone = method.form == "layer"  # then the pruned model's activations are never looked at
     decisions: dict[str, Decision] = {}
@@ -114,7 +119,9 @@ def walk(
             settle()
     while waiting:
         settle()
-    return Walk(decisions, current.tensors, dense)
+    if current.renew:
+        current.advance(len(current.programs[0].ops))
+    return Walk(decisions, current.tensors, dense, renewed=tuple(n for pair in current.renew.values() for n in pair))
 
 
 def _shares_reader(group: Group, others: Sequence[Group]) -> bool:

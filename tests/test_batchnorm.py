@@ -8,9 +8,10 @@ from method_nets import NETS
 from torch import Tensor, nn
 
 import subprune
-from subprune.batchnorm import recalibrate
+from subprune.batchnorm import pooled, recalibrate
 from subprune.data import batches
 from subprune.errors import DataError, OptionError
+from subprune.experiments.models import build
 from subprune.registry import METHODS
 
 NET = NETS["plain"]
@@ -55,6 +56,79 @@ def test_every_method_can_have_it(method: str) -> None:
     for name, value in others.items():
         assert torch.equal(value, fresh.model.state_dict()[name]), name
     assert any("BatchNorm" in note and "2 layers" in note for note in fresh.report.notes)
+
+
+def norm_inputs(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """What every norm of the model reads, all batches together."""
+    seen: dict[str, list[Tensor]] = {}
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    handles = [
+        m.register_forward_pre_hook(lambda _, x, name=name: seen.setdefault(name, []).append(x[0]))
+        for name, m in norms.items()
+    ]
+    with torch.no_grad():
+        for x, _ in data:
+            model(x)
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat(xs).double() for name, xs in seen.items()}
+
+
+@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, reweight: bool) -> None:
+    data = [(x.double(), y) for x, y in NET.data(3, 12)]
+    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    result = subprune.prune(
+        NET.build().double(), data, method=method, budgets=NET.keep, batchnorm="sequential", reweight=reweight, **extra
+    )
+    found = norm_inputs(result.model, data)
+    assert set(found) == {"bn1", "bn2"}
+    for name, x in found.items():
+        layer = result.model.get_submodule(name)
+        torch.testing.assert_close(layer.running_mean, x.mean((0, 2, 3)))
+        torch.testing.assert_close(layer.running_var, x.var((0, 2, 3)))
+    assert any("2 layers, one after another" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize("method", ["asym-in-change", "seq-in-change", "layer-in-change"])
+def test_on_the_way_through_residual_branches(method: str) -> None:
+    torch.manual_seed(0)
+    model = build("resnet20").eval().double()
+    data = [(torch.randn(8, 3, 32, 32, dtype=torch.float64), torch.arange(8)) for _ in range(2)]
+    result = subprune.prune(model, data, method=method, compression=2, only="layer*.conv1", batchnorm="sequential")
+    found = norm_inputs(result.model, data)
+    assert len(found) == 19
+    for name, x in found.items():
+        torch.testing.assert_close(result.model.get_submodule(name).running_mean, x.mean((0, 2, 3)))
+        torch.testing.assert_close(result.model.get_submodule(name).running_var, x.var((0, 2, 3)))
+
+
+def test_on_the_way_a_norm_that_is_used_twice_is_left_alone() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            self.norm, self.own = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.last(self.own(torch.relu(self.norm(self.second(torch.relu(self.norm(self.first(x))))))))
+            return y
+
+    model = Twice().eval()
+    small = subprune.prune(model, torch.randn(64, 4), budgets={"first": 3}, batchnorm="sequential").model
+    assert bool((small.norm.running_mean == 0).all())
+    assert bool((small.own.running_mean != 0).any())
+
+
+def test_pooled_statistics_are_those_of_all_batches_together() -> None:
+    parts = [torch.randn(5, 3, 2, 2) * 4 + 100, torch.randn(2, 3, 2, 2)]
+    mean, variance = pooled(parts)
+    whole = torch.cat(parts).double()
+    torch.testing.assert_close(mean, whole.mean((0, 2, 3)))
+    torch.testing.assert_close(variance, whole.var((0, 2, 3)))
+    with pytest.raises(DataError, match="one value per channel"):
+        pooled([torch.randn(1, 3)])
 
 
 def test_modes_momentum_and_counters_come_back() -> None:

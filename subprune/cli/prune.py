@@ -69,7 +69,9 @@ def prune(
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
-    batchnorm: Annotated[str, typer.Option(help="keep, or recalibrate.")] = "keep",
+    batchnorm: Annotated[
+        str, typer.Option(help="keep, recalibrate (at the end), or sequential (on the way).")
+    ] = "keep",
     time: Annotated[
         bool | None,
         typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: as few as needed]."),

@@ -158,7 +158,7 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     stage("pruning")
     result = subprune.prune(
         model, data, method=cell.method, budgets=counts, reweight=cell.reweight, train_data=pool, seed=cell.seed,
-        n_samples=None, time_calls=False, progress=False,
+        batchnorm=cell.batchnorm, n_samples=None, time_calls=False, progress=False,
     )  # fmt: skip
     pruned = time.perf_counter()
     kept = json.dumps({name: len(units) for name, units in result.plan.kept.items()})
@@ -191,7 +191,8 @@ class _UnitDemand(Demand):
 
 def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
     """Units of every group, by the cell's rule and the curves it names."""
-    demand = _demand(dataclasses.replace(cell, value=1.0, method=cell.curves or cell.method), context, stage)
+    common = dataclasses.replace(cell, value=1.0, batchnorm="keep", method=cell.curves or cell.method)
+    demand = _demand(common, context, stage)
     demand.__dict__.pop("target", None)  # of the last value; curves stay
     if isinstance(demand, _UnitDemand):
         demand.share = cell.value

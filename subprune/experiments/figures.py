@@ -83,7 +83,9 @@ def figure(config: Config, found: dict[Group, list[Point]], dense: float, batchn
 def setting_title(batchnorm: str, finetune: str) -> str:
     """What was done after pruning, in words."""
     words = {"none": "No fine-tuning", "limited": "Fine-tuned on the same batches", "full": "Fine-tuned on all data"}
-    return words[finetune] + (", BatchNorm re-estimated" if batchnorm == "recalibrate" else "")
+    again = ", BatchNorm re-estimated"
+    renewed = {"keep": "", "recalibrate": again, "sequential": f"{again} on the way"}
+    return words[finetune] + renewed[batchnorm]
 
 
 def _draw(

@@ -68,7 +68,7 @@ class Cell:
             return DENSE
         extras = [
             "" if self.reweight else "no rw",
-            "" if self.batchnorm == "keep" else "BN",
+            "" if self.batchnorm == "keep" else f"BN {self.batchnorm}",
             "" if self.finetune == "none" else f"ft {self.finetune}",
         ]
         words = [self.method, f"{self.target[0]} = {self.value:g}", *filter(None, extras), f"seed {self.seed}"]
@@ -77,7 +77,8 @@ class Cell:
     @property
     def pruning(self) -> Cell:
         """The same without what comes after pruning: cells that agree in it share the pruned network."""
-        return dataclasses.replace(self, batchnorm="keep", finetune="none", finetune_epochs=0, test=0)
+        batchnorm = "sequential" if self.batchnorm == "sequential" else "keep"  # the one that is part of pruning
+        return dataclasses.replace(self, batchnorm=batchnorm, finetune="none", finetune_epochs=0, test=0)
 
     @property
     def family(self) -> tuple[Any, ...]:
