@@ -69,7 +69,7 @@ class Run:
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
             self._advance(norm, override)
-            found = pooled([self._first_argument(norm, i) for i in range(len(self.envs))])
+            found = pooled([self.argument(norm, i) for i in range(len(self.envs))])
             new = {name: x.to(self.tensors[name]) for name, x in zip(self.renew[norm], found, strict=True)}
             self.tensors = {**self.tensors, **new}
         self._advance(stop, override)
@@ -80,11 +80,6 @@ class Run:
         for program, env in zip(self.programs, self.envs, strict=True):
             program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
         self.position = stop
-
-    def _first_argument(self, index: int, batch: int) -> Tensor:
-        program = self.programs[batch]
-        found: Tensor = program.arguments(program.ops[index], self.envs[batch], self.tensors)[0]
-        return found
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""
@@ -123,7 +118,7 @@ class Run:
         self.envs, self.position = other.envs, other.position
 
     def argument(self, index: int, batch: int) -> Tensor:
-        """The activation that a linear or convolution operation, the next one, is about to read."""
+        """The activation that a linear, convolution or norm operation, the next one, is about to read."""
         program = self.programs[batch]
         op = program.ops[index]
         return program.arguments(op, self.envs[batch], self.tensors)[input_position(op)]
@@ -260,7 +255,7 @@ def scale_units(consumer: Consumer, tensors: dict[str, Tensor], scale: Tensor) -
 
 
 def input_position(op: Op) -> int:
-    """Which argument of a linear or convolution operation is the activation."""
+    """Which argument of a linear, convolution or norm operation is the activation."""
     return 1 if op.kind == "addmm" else 0
 
 
