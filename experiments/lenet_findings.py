@@ -252,7 +252,7 @@ def text(rows: Rows, other: Rows, behind: Path | None) -> str:
         "global ones. In brackets: the paper's top-1, and the share of the dense accuracy that is left, ours less the "
         "paper's, in points (the paper counts its last batch as full, so its accuracies are about 1.1% too low).",
     ]
-    tuned = {"none": "no fine-tuning", "limited": "fine-tuned on the same 512 images", "full": "fine-tuned on all images"}
+    tuned = {"none": "no fine-tuning", "limited": "fine-tuned on the same images", "full": "fine-tuned on all images"}
     for finetune, words in tuned.items():
         for reweight in (True, False):
             part = table(found, reweight, finetune)
