@@ -87,7 +87,8 @@ def _pattern(text: str, structure: Structure, model: nn.Module, option: str) -> 
         raise OptionError(f"{option}= holds {text!r}, which is not a regular expression: {error}") from None
     names = {n for n, _ in model.named_modules()}
     if not any(pattern.search(n) for n in [*structure.names, *names]):
-        raise OptionError(f"{option}= holds {text!r}, which matches no group and no module; see structure.names")
+        shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
+        raise OptionError(f"{option}= holds {text!r}, which matches no group and no module; the groups are {shown}")
     made = _makes({n for n in names if n and pattern.search(n)})
     return lambda g: bool(pattern.search(g.name)) or made(g)
 
