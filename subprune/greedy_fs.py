@@ -47,7 +47,9 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
     """One batch, run up to the place from which on the units matter."""
     batch, program = source.batches[number], source.programs[number]
     if fresh:
-        env = program.run(program.bind(batch.inputs), run.tensors, 0, run.position, override=run.override)
+        env = program.run(
+            program.bind(batch.inputs), run.tensors, 0, run.position, override=run.override, fuse=run.fuse
+        )
     else:
         env = run.envs[number]
     assert batch.labels is not None
@@ -100,7 +102,7 @@ class _Trial:
 
     def _replay(self, outs: dict[int, Tensor], scales: Tensor) -> Tensor:
         """Losses [q] given outputs [q, ...] of the direct consumers; all at once where that works."""
-        if len(scales) > 1:
+        if len(scales) > 1 and not self._fused:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")  # slow batching is announced by a warning
@@ -109,6 +111,11 @@ class _Trial:
                 pass
         return torch.stack([self._loss({i: x[j] for i, x in outs.items()}, s) for j, s in enumerate(scales)])
 
+    @property
+    def _fused(self) -> bool:
+        """Whether operations run as one, which is faster than several units at once."""
+        return self._dtype() == torch.float32 and self.run.on_cpu and bool(self.program.chains)
+
     def _loss(self, outs: dict[int, Tensor], scale: Tensor) -> Tensor:
         override: dict[int, Override] = dict(self.run.override)
         for consumer in self.group.consumers:
@@ -116,7 +123,9 @@ class _Trial:
                 override[consumer.use.op] = _return(outs[consumer.use.op])
             else:
                 override[consumer.use.op] = _scaled(consumer, scale)
-        env = self.program.run(dict(self.env), self.run.tensors, self.run.position, override=override)
+        env = self.program.run(
+            dict(self.env), self.run.tensors, self.run.position, override=override, fuse=self.run.fuse
+        )
         return label_loss(self._output(env), self.labels)
 
     def _output(self, env: dict[int, Tensor]) -> Tensor:

@@ -33,6 +33,23 @@ def test_the_whole_order_equals_full_forward_passes(name: str, together: int, mo
         assert found.scale(2).tolist() == [n / 2] * n
 
 
+@pytest.mark.parametrize("name", ["plain", "fork", "joined", "grouped"])
+def test_operations_run_as_one_give_the_same_losses(name: str) -> None:
+    """In float32 each trial runs fused; the losses agree with those in float64, where nothing is."""
+    net = NETS[name]
+    found: dict[torch.dtype, list[torch.Tensor]] = {}
+    for dtype in (torch.float64, torch.float32):
+        model = net.build().to(dtype)
+        data = [(x.to(dtype), y) for x, y in net.data(1, 8)]
+        calibration = Calibration.of(model, batches(data, model, None))
+        for ranker in rankers(calibration, calibration.structure.inner(), METHODS["layer-greedy-fs"], seed=4):
+            trial = greedy_fs._trial(ranker.start or ranker.current, ranker.group, calibration, 0, fresh=False)
+            assert trial._fused is (dtype == torch.float32)
+            found.setdefault(dtype, []).append(trial.losses([1], [0, 2]))
+    for exact, fused in zip(found[torch.float64], found[torch.float32], strict=True):
+        torch.testing.assert_close(fused.double(), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_batches_of_the_pool_are_drawn_not_those_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     net = NETS["plain"]
     model, data, pool = net.build(), net.data(2, 8), net.data(5, 7, seed=42)
