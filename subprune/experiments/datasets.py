@@ -96,10 +96,14 @@ class Images:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 images of this data set → float32, (x / 255 − mean) / std per channel."""
+        scale, shift = self.scale_and_shift()
+        return images.float().mul_(scale.view(-1, 1, 1)).sub_(shift.view(-1, 1, 1))
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Of each channel: a pixel x becomes x · scale − shift."""
         source = _SOURCES[self.name]
-        scale = torch.tensor([1 / (255 * s) for s in source.std]).view(-1, 1, 1)
-        shift = torch.tensor([m / s for m, s in zip(source.mean, source.std, strict=True)]).view(-1, 1, 1)
-        return images.float().mul_(scale).sub_(shift)
+        scale = torch.tensor([1 / (255 * s) for s in source.std])
+        return scale, torch.tensor([m / s for m, s in zip(source.mean, source.std, strict=True)])
 
     def subset(self, indices: Tensor) -> Images:
         """The images at `indices`, in that order, as a data set of its own."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError, closest
+from subprune.experiments import compiled
 from subprune.experiments.datasets import Images, augment
 from subprune.experiments.models import build
 
@@ -36,6 +37,7 @@ class Recipe:
         augmented: flip and crop at random.
         bfloat16: compute in bfloat16 where PyTorch's autocast deems it safe; weights stay float32.
         channels_last: memory layout that is faster on most CPUs; same mathematics.
+        compiled: train a LeNet by a compiled loop where the machine has a C compiler; same mathematics.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Recipe:
     augmented: bool = False
     bfloat16: bool = False
     channels_last: bool = False
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
@@ -60,6 +63,13 @@ class Recipe:
                 f"learning_rate is {self.learning_rate} and weight_decay {self.weight_decay}; "
                 "the first must be above 0 and the second at least 0."
             )
+
+    def rate(self, epoch: int) -> float:
+        """The learning rate in an epoch, counted from 1."""
+        found = self.learning_rate
+        for _ in range(sum(drop < epoch for drop in self.drops)):
+            found *= 0.1
+        return found
 
     def shortened(self, epochs: int) -> Recipe:
         """The same recipe for another number of epochs, the drops moved in proportion."""
@@ -135,41 +145,44 @@ def fit(
     if not len(images):
         raise DataError("there are no images to train on; give at least one.")
     generator = torch.Generator().manual_seed(seed)
-    optimizer = _optimizer(model, plan)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(plan.drops), gamma=0.1)
     history = []
-    with _seeded(seed + 1), _mode(model, training=True), _channels_last(model, plan.channels_last):
+    fast = compiled.trainer(model, images, plan) if plan.compiled else None
+    loop = fast or _Loop(model, images, plan, generator)
+    with _seeded(seed + 1), _mode(model, training=True), _channels_last(model, plan.channels_last and not fast):
         for number in range(1, plan.epochs + 1):
-            start, rate = time.perf_counter(), optimizer.param_groups[0]["lr"]
-            loss = _one_epoch(model, images, plan, optimizer, generator)
+            start, rate = time.perf_counter(), plan.rate(number)
+            loss = loop.epoch(torch.randperm(len(images), generator=generator), rate)
             if not math.isfinite(loss):
                 raise DataError(f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g}).")
-            schedule.step()
             history.append(Epoch(number, loss, rate, time.perf_counter() - start))
             if on_epoch is not None:
                 on_epoch(history[-1])
     return history
 
 
-def _one_epoch(
-    model: nn.Module,
-    images: Images,
-    plan: Recipe,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-) -> float:
-    """One pass in random order; returns the mean loss over the images."""
-    total = torch.zeros(())
-    for indices in torch.randperm(len(images), generator=generator).split(plan.batch_size):
-        pixels = images.images[indices]
-        inputs = _layout(images.normalise(augment(pixels, generator) if plan.augmented else pixels), plan)
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.bfloat16):
-            loss = F.cross_entropy(model(inputs), images.labels[indices])
-        loss.backward()
-        optimizer.step()
-        total += loss.detach().float() * len(indices)
-    return float(total) / len(images)
+class _Loop:
+    """Training by PyTorch, any model."""
+
+    def __init__(self, model: nn.Module, images: Images, plan: Recipe, generator: torch.Generator) -> None:
+        self.model, self.images, self.plan, self.generator = model, images, plan, generator
+        self.optimizer = _optimizer(model, plan)
+
+    def epoch(self, order: Tensor, rate: float) -> float:
+        """One pass over the images in this order; returns the mean loss."""
+        images, plan = self.images, self.plan
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        total = torch.zeros(())
+        for indices in order.split(plan.batch_size):
+            pixels = images.images[indices]
+            inputs = _layout(images.normalise(augment(pixels, self.generator) if plan.augmented else pixels), plan)
+            self.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.bfloat16):
+                loss = F.cross_entropy(self.model(inputs), images.labels[indices])
+            loss.backward()
+            self.optimizer.step()
+            total += loss.detach().float() * len(indices)
+        return float(total) / len(images)
 
 
 def _layout(inputs: Tensor, plan: Recipe) -> Tensor:

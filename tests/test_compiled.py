@@ -1,0 +1,110 @@
+"""LeNet trained by the compiled loop equals PyTorch's own training, and everything else is trained the ordinary way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import subprune
+from subprune.experiments import compiled
+from subprune.experiments.datasets import Images, load
+from subprune.experiments.models import LeNet, shipped_lenet
+from subprune.experiments.training import Recipe, finetune_recipe, fit
+
+PLAN = dataclasses.replace(finetune_recipe("lenet"), epochs=2, dataset="mnist-sample")
+needs_compiler = pytest.mark.skipif(not compiled.available(), reason="there is no C compiler on this machine")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Images:
+    return load("mnist-sample", "train").subset(torch.arange(300))
+
+
+def lenet(conv1: int, conv2: int, fc1: int, fc2: int, seed: int = 0) -> LeNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LeNet()
+        model.conv1, model.conv2 = nn.Conv2d(1, conv1, 3), nn.Conv2d(conv1, conv2, 3)
+        model.fc1, model.fc2, model.fc3 = nn.Linear(25 * conv2, fc1), nn.Linear(fc1, fc2), nn.Linear(fc2, 10)
+    return model
+
+
+def both(model: LeNet, images: Images, plan: Recipe) -> tuple[LeNet, LeNet, list[float], list[float]]:
+    """The model trained by PyTorch and by the compiled loop, and their losses."""
+    copies, losses = [], []
+    for fast in (False, True):
+        other = lenet(*(len(p) for p in list(model.parameters())[0:8:2]))
+        other.load_state_dict(model.state_dict())
+        history = fit(other, images, dataclasses.replace(plan, compiled=fast), seed=3)
+        copies.append(other)
+        losses.append([epoch.loss for epoch in history])
+    return copies[0], copies[1], losses[0], losses[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("widths", [(6, 16, 120, 84), (5, 7, 9, 11), (4, 3, 18, 16), (1, 2, 3, 4), (1, 1, 1, 1)])
+@pytest.mark.parametrize("change", [{}, {"batch_size": 37}, {"weight_decay": 0.01, "drops": (1,)}])
+def test_it_is_the_same_training(widths: tuple[int, ...], change: dict[str, object], digits: Images) -> None:
+    plan = dataclasses.replace(PLAN, **change)  # type: ignore[arg-type]
+    assert compiled.trainer(lenet(*widths), digits, plan) is not None
+    slow, fast, slow_losses, fast_losses = both(lenet(*widths), digits, plan)
+    assert fast_losses == pytest.approx(slow_losses, rel=1e-5)
+    assert fast_losses[1] < fast_losses[0]
+    for a, b in zip(slow.parameters(), fast.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=2e-5)
+        assert b.is_contiguous()
+
+
+@needs_compiler
+def test_one_step_is_the_gradient_of_the_loss(digits: Images) -> None:
+    """With a first step of Adam each weight moves by its gradient over its size: so tiny gradients are compared too."""
+    model, few = lenet(3, 5, 8, 6), digits.subset(torch.arange(20))
+    nn.functional.cross_entropy(model(few.inputs()), few.labels).backward()
+    plan = dataclasses.replace(PLAN, epochs=1, learning_rate=1e-2, weight_decay=0.0)
+    expected = [p.detach() - 1e-2 * p.grad / (p.grad.abs() + 1e-8) for p in model.parameters()]
+    fit(model, few, plan, seed=0)
+    for p, want in zip(model.parameters(), expected, strict=True):
+        assert p.grad is not None
+        sure = (p.grad.abs() > 1e-6) | (p.grad == 0)
+        assert sure.float().mean() > 0.9
+        torch.testing.assert_close(p.detach()[sure], want[sure], rtol=1e-3, atol=1e-5)
+
+
+@needs_compiler
+def test_a_pruned_lenet_is_trained_by_it(digits: Images) -> None:
+    small = subprune.prune(shipped_lenet()[0], digits.inputs(), compression=8, progress=False).model
+    assert compiled.trainer(small, digits, PLAN) is not None
+    before = [p.detach().clone() for p in small.parameters()]
+    fit(small, digits, PLAN, seed=0)
+    assert all(not torch.equal(a, b) for a, b in zip(before, small.parameters(), strict=True))
+
+
+def test_without_a_compiler_the_ordinary_loop_is_used(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled._library.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    try:
+        assert not compiled.available()
+        slow, fast, *_ = both(lenet(2, 2, 3, 3), digits, PLAN)
+    finally:
+        compiled._library.cache_clear()
+    assert all(torch.equal(a, b) for a, b in zip(slow.parameters(), fast.parameters(), strict=True))
+
+
+def test_anything_else_is_trained_the_ordinary_way(digits: Images) -> None:
+    frozen, double, hooked, other = (lenet(2, 2, 3, 3) for _ in range(4))
+    frozen.conv1.weight.requires_grad_(False)
+    hooked.conv1.register_forward_hook(lambda *_: None)
+    other.fc3 = nn.Linear(3, 12)
+
+    class Own(LeNet):
+        """A subclass may compute something else."""
+
+    for model in (frozen, double.double(), hooked, other, Own(), nn.Linear(2, 2)):
+        assert compiled.trainer(model, digits, PLAN) is None
+    for change in ({"optimizer": "sgd"}, {"augmented": True}, {"bfloat16": True}):
+        assert compiled.trainer(LeNet(), digits, dataclasses.replace(PLAN, **change)) is None  # type: ignore[arg-type]
+    strange = Images(digits.images, digits.labels + 1, digits.name, digits.split)
+    assert compiled.trainer(LeNet(), strange, PLAN) is None
