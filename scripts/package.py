@@ -21,7 +21,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = ("py.typed", "report/page.css", "report/page.js", "assets/lenet-mnist.safetensors", "experiments/configs/")
+NEEDED = (
+    "py.typed", "report/page.css", "report/page.js", "assets/lenet-mnist.safetensors", "experiments/configs/",
+    "experiments/lenet_train.c",
+)  # fmt: skip
 TRY = """
 import pathlib, subprune
 from subprune.experiments.datasets import load

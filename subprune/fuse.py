@@ -1,7 +1,7 @@
 """Convolution, BatchNorm, addition and ReLU as one call, where a program is replayed many times.
 
-Only for replays whose values are not looked at on the way (accuracy curves): the results agree to rounding,
-not bit by bit. On the CPU in float32, by oneDNN; anything else runs operation by operation.
+Only for replays whose values are not looked at on the way (accuracy curves, trials of greedy on the loss): the results
+agree to rounding, not bit by bit. On the CPU in float32, by oneDNN; anything else runs operation by operation.
 """
 
 from __future__ import annotations

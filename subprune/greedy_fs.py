@@ -113,8 +113,11 @@ class _Trial:
 
     @property
     def _fused(self) -> bool:
-        """Whether operations run as one, which is faster than several units at once."""
-        return self._dtype() == torch.float32 and self.run.on_cpu and bool(self.program.chains)
+        """Whether some of what is left runs as one operation, which is faster than several units at once."""
+        if self.run.fuse is None or self._dtype() != torch.float32 or not self.run.on_cpu:
+            return False
+        own = {*self.run.override, *(c.use.op for c in self.group.consumers)}
+        return any(c.ops[0] >= self.run.position and own.isdisjoint(c.ops) for c in self.program.chains.values())
 
     def _loss(self, outs: dict[int, Tensor], scale: Tensor) -> Tensor:
         override: dict[int, Override] = dict(self.run.override)

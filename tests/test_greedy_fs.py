@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import slow_methods as slow
 import torch
 from method_nets import NETS
 
 import subprune
-from subprune import greedy_fs
+from subprune import fuse, greedy_fs
 from subprune.calibrate import Calibration
 from subprune.data import batches
+from subprune.experiments.models import build
 from subprune.ranking import rankers
 from subprune.registry import METHODS, Setting
 
@@ -33,21 +36,45 @@ def test_the_whole_order_equals_full_forward_passes(name: str, together: int, mo
         assert found.scale(2).tolist() == [n / 2] * n
 
 
-@pytest.mark.parametrize("name", ["plain", "fork", "joined", "grouped"])
-def test_operations_run_as_one_give_the_same_losses(name: str) -> None:
-    """In float32 each trial runs fused; the losses agree with those in float64, where nothing is."""
-    net = NETS[name]
-    found: dict[torch.dtype, list[torch.Tensor]] = {}
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="operations run as one by oneDNN only")
+@pytest.mark.parametrize("fresh", [False, True])
+def test_operations_run_as_one_give_the_same_losses(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 what follows runs fused; the losses agree with those in float64, where nothing is."""
+    fused: list[int] = []
+    original = fuse.Chain.run
+
+    def counted(self: fuse.Chain, *more: Any) -> torch.Tensor | None:
+        result = original(self, *more)
+        fused.extend([] if result is None else [self.ops[0]])
+        return result
+
+    monkeypatch.setattr(fuse.Chain, "run", counted)
+    found: dict[torch.dtype, torch.Tensor] = {}
     for dtype in (torch.float64, torch.float32):
-        model = net.build().to(dtype)
-        data = [(x.to(dtype), y) for x, y in net.data(1, 8)]
-        calibration = Calibration.of(model, batches(data, model, None))
-        for ranker in rankers(calibration, calibration.structure.inner(), METHODS["layer-greedy-fs"], seed=4):
-            trial = greedy_fs._trial(ranker.start or ranker.current, ranker.group, calibration, 0, fresh=False)
-            assert trial._fused is (dtype == torch.float32)
-            found.setdefault(dtype, []).append(trial.losses([1], [0, 2]))
-    for exact, fused in zip(found[torch.float64], found[torch.float32], strict=True):
-        torch.testing.assert_close(fused.double(), exact, rtol=1e-5, atol=1e-6)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = build("resnet20").eval().to(dtype)
+            x, y = torch.randn(8, 3, 32, 32).to(dtype), torch.arange(8)
+        calibration = Calibration.of(model, batches([(x, y)], model, None))
+        groups = [g for g in calibration.structure.inner() if g.name == "layer2.1.conv1"]
+        (ranker,) = rankers(calibration, groups, METHODS["layer-greedy-fs"], seed=4)
+        trial = greedy_fs._trial(ranker.start or ranker.current, ranker.group, calibration, 0, fresh=fresh)
+        fused.clear()
+        found[dtype] = trial.losses([1, 5], [0, 2, 3])
+        assert trial._fused is (dtype == torch.float32)
+        assert len(fused) == (3 * 8 if dtype == torch.float32 else 0)  # four blocks of two follow, for each unit
+    torch.testing.assert_close(found[torch.float32].double(), found[torch.float64], rtol=1e-4, atol=0)
+    assert found[torch.float64].std() > 1e-3 * found[torch.float64].mean()
+
+
+def test_where_nothing_runs_as_one_units_are_tried_together() -> None:
+    """Only linear layers follow: no operation is fused, so several units at once are faster."""
+    net = NETS["plain"]
+    model = net.build().float()
+    calibration = Calibration.of(model, batches([(x.float(), y) for x, y in net.data(1, 8)], model, None))
+    for ranker in rankers(calibration, calibration.structure.inner(), METHODS["layer-greedy-fs"], seed=4):
+        trial = greedy_fs._trial(ranker.start or ranker.current, ranker.group, calibration, 0, fresh=False)
+        assert not trial._fused, ranker.group.name
 
 
 def test_batches_of_the_pool_are_drawn_not_those_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

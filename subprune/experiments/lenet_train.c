@@ -337,12 +337,12 @@ static void collect(float *to, const v8 *from, int n) {
 }
 
 static void adam(float *p, const float *g, float *mean, float *square, int n, double rate, double decay, int64_t step) {
-    const float b1 = 0.9f, b2 = 0.99f;
+    const float new1 = (float)(1 - 0.9), b2 = 0.99f, new2 = (float)(1 - 0.99);
     float size = (float)(rate / (1 - pow(0.9, (double)step))), root = (float)sqrt(1 - pow(0.99, (double)step));
     for (int i = 0; i < n; i++) {
         float d = g[i] + (float)decay * p[i];
-        mean[i] += (1 - b1) * (d - mean[i]);
-        square[i] = b2 * square[i] + (1 - b2) * d * d;
+        mean[i] += new1 * (d - mean[i]);
+        square[i] = b2 * square[i] + new2 * d * d;
         p[i] -= size * mean[i] / (sqrtf(square[i]) / root + 1e-8f);
     }
 }

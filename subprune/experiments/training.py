@@ -37,7 +37,8 @@ class Recipe:
         augmented: flip and crop at random.
         bfloat16: compute in bfloat16 where PyTorch's autocast deems it safe; weights stay float32.
         channels_last: memory layout that is faster on most CPUs; same mathematics.
-        compiled: train a LeNet by a compiled loop where the machine has a C compiler; same mathematics.
+        compiled: let a compiled loop train a LeNet with Adam, without augmentation and bfloat16, where the machine has
+            a C compiler; same mathematics.
     """
 
     model: str
