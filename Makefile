@@ -56,6 +56,7 @@ bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py $(if $(DATA),--data-dir $(DATA)) $(if $(MODELS),--models-dir $(MODELS))
 	$(BIN)/python benchmarks/structure.py
+	$(BIN)/python benchmarks/lenet_finetune.py
 	$(if $(and $(DATA),$(MODELS)),$(BIN)/python benchmarks/curves.py --data-dir $(DATA) --weights $(MODELS)/resnet56-cifar10.safetensors --images 256)
 
 clean:
