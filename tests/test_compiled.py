@@ -41,6 +41,7 @@ def both(model: LeNet, images: Images, plan: Recipe) -> tuple[LeNet, LeNet, list
         other = lenet(*(len(p) for p in list(model.parameters())[0:8:2]))
         other.load_state_dict(model.state_dict())
         history = fit(other, images, dataclasses.replace(plan, compiled=fast), seed=3)
+        assert {epoch.loop for epoch in history} == {"compiled" if fast and compiled.available() else "pytorch"}
         copies.append(other)
         losses.append([epoch.loss for epoch in history])
     return copies[0], copies[1], losses[0], losses[1]

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from subprune.experiments import compiled
 from subprune.experiments.cells import Context, load_sources, run_job
 from subprune.experiments.cli import app
 from subprune.experiments.config import Config, parse_config
 from subprune.experiments.engine import Engine, Summary, run_cells
 from subprune.experiments.grid import cells_of, jobs_of
 from subprune.experiments.local_engine import LocalEngine
-from subprune.experiments.page import write_report
+from subprune.experiments.page import made_with, write_report
 from subprune.experiments.store import TIMINGS, Store
 
 TINY: dict[str, Any] = {
@@ -112,6 +113,8 @@ def test_limited_finetuning_and_equal_accuracy_budgets(results: Path) -> None:
     tuned, plain = (rows["layer-random", False, ft] for ft in ("limited", "none"))
     assert tuned["kept"] == plain["kept"]
     assert tuned["correct"] != plain["correct"]
+    assert tuned["note"] == f"fine-tuned by the {'compiled' if compiled.available() else 'pytorch'} loop"
+    assert plain["note"] is None
     assert all(r["compression"] >= 8 for r in rows.values() if r["method"] != "dense")
     assert rows["asym-in-change", True, "none"]["top1"] > rows["asym-in-change", False, "none"]["top1"]
     assert list((results / "cache").glob("curves-*.json")), "accuracy curves are kept"
@@ -125,6 +128,14 @@ def test_commands_on_a_finished_run(results: Path) -> None:
     assert "9 cells" in runner.invoke(app, ["status", *own]).output
     assert runner.invoke(app, ["export", own[0], str(results / "all.csv"), *own[1:]]).exit_code == 0
     assert len((results / "all.csv").read_text().splitlines()) == 10
+
+
+def test_a_report_names_versions_once_and_all_their_commits() -> None:
+    def made(torch: str, commit: str | None = None) -> dict[str, Any]:
+        return {"versions": json.dumps({"torch": torch, **({"commit": commit} if commit else {})})}
+
+    rows = [made("1", "a"), made("1", "b"), made("1", "b"), made("2", "a"), made("3")]
+    assert made_with(rows) == "torch 1, commits b, a; torch 2, commit a; torch 3"
 
 
 def test_unreachable_ratios_are_recorded_not_failed(tmp_path: Path) -> None:

@@ -76,9 +76,10 @@ def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> 
         if cell.batchnorm == "recalibrate":
             recalibrate(model, batches(_calibration(cell, context), model, None))
     started = time.perf_counter()
+    note = None
     if cell.finetune != "none":
         stage("fine-tuning")
-        _finetune(cell, model, context)
+        note = f"fine-tuned by the {_finetune(cell, model, context)} loop"
     trained = time.perf_counter()
     stage("measuring top-1")
     test = _images(cell.dataset, "test", context.data_dir)
@@ -99,6 +100,7 @@ def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> 
             "speedup": dense[1] / flops,
             "finetune_seconds": trained - started,
             "test_seconds": time.perf_counter() - trained,
+            "note": note,
         },
     )
 
@@ -238,15 +240,15 @@ def _pool(cell: Cell, context: Context) -> tuple[Tensor, Tensor] | None:
     return train.inputs(), train.labels
 
 
-def _finetune(cell: Cell, model: nn.Module, context: Context) -> None:
-    """As in the paper, on the same few batches or on all training images."""
+def _finetune(cell: Cell, model: nn.Module, context: Context) -> str:
+    """As in the paper, on the same few batches or on all training images; returns the name of the loop."""
     train = _images(cell.dataset, "train", context.data_dir)
     if cell.finetune == "limited":
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cell.seed))
         train = train.subset(order[: cell.batches * cell.batch_size])  # those of `calibration_batches`
     plan = finetune_recipe(cell.model)
     plan = plan.shortened(cell.finetune_epochs) if cell.finetune_epochs else plan
-    fit(model, train, plan, cell.seed)
+    return fit(model, train, plan, cell.seed)[-1].loop
 
 
 _LOADED: set[tuple[str, str]] = set()

@@ -52,6 +52,8 @@ def trainer(model: nn.Module, images: Images, plan: Recipe) -> LeNetTrainer | No
 class LeNetTrainer:
     """Adam on a LeNet; the model's parameters are up to date after every epoch."""
 
+    name = "compiled"
+
     def __init__(self, library: Any, model: nn.Module, images: Images, plan: Recipe) -> None:
         self._library, self._plan, self._parameters = library, plan, list(model.parameters())
         self._pixels, self._labels = images.images.contiguous(), images.labels.long().contiguous()

@@ -6,7 +6,7 @@ import html
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from subprune.experiments.store import Row
 from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, summary_rows, write_csv
 from subprune.storage import write_atomic
 
-__all__ = ["page", "write_report"]
+__all__ = ["made_with", "page", "write_report"]
 
 Found = dict[Group, list[Point]]
 
@@ -51,7 +51,6 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     states = Counter(row["status"] for row in rows)
     images = next((row["images"] for row in rows if row["images"]), 0)
     paper = f", {config.paper_dense:.2f} in the paper" if config.paper_dense else ""
-    made = sorted({_versions(row["versions"]) for row in rows})
     facts = [
         f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± standard deviation "
         "over seeds."
@@ -67,12 +66,22 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
             "shares of the dense accuracy that are left, ours less the paper's, in points. Its fine-tuned rows are "
             "taken as fine-tuned on all data."
         )
-    return [*facts, f"Made with {'; '.join(made)}."]
+    return [*facts, f"Made with {made_with(rows)}."]
 
 
-def _versions(text: str) -> str:
-    found = json.loads(text)
-    return ", ".join(f"{name} {found[name]}" for name in ("subprune", "torch", "python", "commit") if name in found)
+def made_with(rows: Iterable[Row]) -> str:
+    """The versions that made the rows, each set of them once with its commits, the commit of most rows first."""
+    commits: dict[str, Counter[str]] = {}
+    for row in rows:
+        found = json.loads(row["versions"])
+        text = ", ".join(f"{name} {found[name]}" for name in ("subprune", "torch", "python") if name in found)
+        commits.setdefault(text, Counter())[found.get("commit", "")] += 1
+    return "; ".join(_versions(text, commits[text]) for text in sorted(commits))
+
+
+def _versions(text: str, commits: Counter[str]) -> str:
+    known = [commit for commit, _ in sorted(commits.items(), key=lambda item: (-item[1], item[0])) if commit]
+    return f"{text}, {'commit' if len(known) == 1 else 'commits'} {', '.join(known)}" if known else text
 
 
 def _section(config: Config, found: Found, dense: float, batchnorm: str, finetune: str) -> dict[str, Any]:

@@ -93,6 +93,7 @@ def metadata(plan: Recipe, seed: int, history: list[Epoch], correct: int, test: 
         "dataset": plan.dataset,
         "recipe": json.dumps(dataclasses.asdict(plan), sort_keys=True),
         "seed": str(seed),
+        "loop": history[-1].loop,
         "final_train_loss": f"{history[-1].loss:.6g}",
         "test_correct": str(correct),
         "test_images": str(len(test)),

@@ -80,12 +80,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch did: its number from 1, mean training loss, learning rate and seconds."""
+    """What one epoch did: its number from 1, mean training loss, learning rate, seconds, and the loop that ran it."""
 
     number: int
     loss: float
     learning_rate: float
     seconds: float
+    loop: str  # "pytorch" or "compiled"
 
 
 _CIFAR = Recipe("vgg11", "cifar10", epochs=200, weight_decay=5e-4, drops=(100, 150), augmented=True, channels_last=True)
@@ -155,7 +156,7 @@ def fit(
             loss = loop.epoch(torch.randperm(len(images), generator=generator), rate)
             if not math.isfinite(loss):
                 raise DataError(f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g}).")
-            history.append(Epoch(number, loss, rate, time.perf_counter() - start))
+            history.append(Epoch(number, loss, rate, time.perf_counter() - start, loop.name))
             if on_epoch is not None:
                 on_epoch(history[-1])
     return history
@@ -163,6 +164,8 @@ def fit(
 
 class _Loop:
     """Training by PyTorch, any model."""
+
+    name = "pytorch"
 
     def __init__(self, model: nn.Module, images: Images, plan: Recipe, generator: torch.Generator) -> None:
         self.model, self.images, self.plan, self.generator = model, images, plan, generator
