@@ -15,10 +15,12 @@ from typing import Any
 from subprune.errors import DataError, OptionError
 from subprune.experiments.config import Config
 from subprune.experiments.grid import DENSE
-from subprune.experiments.store import COLUMNS, Row
+from subprune.experiments.store import COLUMNS, SETTINGS, Row
 from subprune.storage import write_atomic
 
-__all__ = ["LABELS", "OURS", "Group", "Point", "dense_top1", "paper_rows", "points", "summary_rows", "write_rows"]
+__all__ = [
+    "LABELS", "OURS", "Group", "Point", "dense_top1", "paper_rows", "points", "read_rows", "summary_rows", "write_rows",
+]  # fmt: skip
 
 OURS = ("asym-in-change", "seq-in-change", "layer-in-change")
 LABELS = {
@@ -56,6 +58,11 @@ class Point:
     paper_share: float | None = None
     paper_speedup: float | None = None
     paper_seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Top-1, with its deviation if there is more than one run."""
+        return f"{self.top1:.1f} ± {self.std:.1f}" if self.runs > 1 else f"{self.top1:.1f}"
 
     @property
     def difference(self) -> float | None:
@@ -140,6 +147,24 @@ def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     writer.writeheader()
     writer.writerows(rows)
     return write_atomic(path, text.getvalue().encode())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows that `write_rows` wrote as CSV, numbers as numbers and results that are not there as None."""
+    kinds = {"INTEGER": int, "REAL": float}
+
+    def value(name: str, kind: str, text: str) -> Any:
+        return kinds.get(kind, str)(text) if text or name in SETTINGS else None
+
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        return [{name: value(name, kind, line[name]) for name, kind in COLUMNS.items()} for line in lines]
+    except (OSError, UnicodeDecodeError, KeyError, ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path} cannot be read as rows ({type(error).__name__}: {error}); give a file that "
+            "`subprune experiment export GRID FILE.csv` wrote."
+        ) from error
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> Path:
