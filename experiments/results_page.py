@@ -1,21 +1,23 @@
-"""Rows, report and page of one label-free grid, from its store to what is committed.
+"""Rows, report and page of one grid, from its store, or from its committed rows, to what is committed.
 
     subprune experiment run experiments/NAME.toml --models-dir MODELS --data-dir DATA --output OUT
-    python experiments/results_page.py experiments/NAME.toml OUT
+    python experiments/results_page.py experiments/NAME.toml OUT --page docs/results-MODEL.md
+    python experiments/results_page.py experiments/NAME.toml experiments/results/NAME/cells.csv
 
-Writes experiments/results/NAME/ (all rows, the summary, the report, figures) and docs/results-MODEL.md.
+Writes experiments/results/NAME/ (all rows, the summary, the report, figures) and, with --page, the tables into that
+page; what follows the mark "written by hand" in it stays.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from subprune.experiments.config import Config, read_config
 from subprune.experiments.grid import cells_of
 from subprune.experiments.page import write_report
 from subprune.experiments.store import Row, Store
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, write_rows
+from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows, write_rows
 
 HERE = Path(__file__).resolve().parent
 Found = dict[Group, list[Point]]
@@ -26,9 +28,7 @@ def cell(point: Point | None) -> str:
     """Top-1, spread over seeds if there are several, and the paper's."""
     if point is None:
         return "–"
-    text = f"{point.top1:.1f}"
-    if point.runs > 1:
-        text += f" ± {point.std:.1f}"
+    text = point.text
     if point.paper_top1 is not None:
         text += f" (paper {point.paper_top1:.1f}; {point.difference:+.1f})"
     return text
@@ -96,18 +96,33 @@ def page(config: Config, rows: list[Row], notes: str) -> str:
 MARK = "\n<!-- written by hand from here on -->\n"
 
 
+def rows_of(config: Config, source: Path) -> list[Row]:
+    """The grid's rows, from a file of rows or a folder with a store."""
+    keys = [cell.key for cell in cells_of(config)]
+    if source.suffix == ".csv":
+        return [row for row in read_rows(source) if row["key"] in set(keys)]
+    if not (source / "results.sqlite").is_file():
+        raise SystemExit(f"{source} is neither a .csv file of rows nor a folder with results.sqlite.")
+    with Store(source / "results.sqlite") as store:
+        return store.rows(keys)
+
+
 def main() -> None:
-    config = read_config(sys.argv[1])
-    folder = HERE / "results" / config.name
-    with Store(Path(sys.argv[2]) / "results.sqlite") as store:
-        rows = list(store.rows(c.key for c in cells_of(config)))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("grid", help="TOML file, or the name of a shipped grid")
+    parser.add_argument("source", type=Path, help="folder of the run, or a .csv file of its rows")
+    parser.add_argument("--page", type=Path, help="markdown page to write; what was written by hand there stays")
+    options = parser.parse_args()
+    config = read_config(options.grid)
+    rows, folder, file = rows_of(config, options.source), HERE / "results" / config.name, options.page
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "cells.csv")
     write_report(config, rows, folder)
-    file = HERE.parent / "docs" / f"results-{config.model}.md"
-    notes = file.read_text(encoding="utf-8").partition(MARK) if file.exists() else ("", "", "")
-    file.write_text(page(config, rows, notes[1] + notes[2]), encoding="utf-8")
-    print(f"wrote {file.name} and {folder.name}/ from {len(rows)} rows")
+    print(f"wrote {folder.name}/ from {len(rows)} rows")
+    if file is not None:
+        _, mark, notes = file.read_text(encoding="utf-8").partition(MARK) if file.exists() else ("", "", "")
+        file.write_text(page(config, rows, mark + notes), encoding="utf-8")
+        print(f"wrote {file.name}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python tests/kill_driver.py FOLDER KILLS SEED
 
-Prints one JSON line: how many kills hit a running grid, and how many rows the store held after each.
+A grid that is finished before all kills have hit is followed by another. Prints one JSON line: how many kills hit a
+running grid, and for each grid how many rows its store held after each.
 Children are forked, so PyTorch is loaded once.
 """
 
@@ -58,16 +59,23 @@ def main(folder: Path, kills: int, seed: int) -> None:
     start(folder / "calm").join()
     length = time.monotonic() - began
     hit, after = 0, []
-    for _ in range(kills):
-        child = start(folder / "killed")
-        time.sleep(draw.uniform(0.1, 0.35) * length)
-        if child.is_alive():
-            hit += 1
-            os.kill(child.pid or 0, signal.SIGKILL)
-        child.join()
-        after.append(rows(folder / "killed"))
-    start(folder / "killed").join()
-    print(json.dumps({"hit": hit, "after": after, "rows": rows(folder / "killed")}))
+    while hit < kills:
+        own = folder / f"killed-{len(after)}"
+        after.append([0])
+        whole = False
+        while not whole:
+            child = start(own)
+            if hit < kills:
+                time.sleep(draw.uniform(0.1, 0.35) * length)
+            else:
+                child.join()
+            if child.is_alive():
+                os.kill(child.pid or 0, signal.SIGKILL)
+            child.join()
+            hit += child.exitcode == -signal.SIGKILL
+            whole = child.exitcode == 0
+            after[-1].append(rows(own))
+    print(json.dumps({"hit": hit, "after": after}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from subprune.experiments import compiled
+from subprune.errors import DataError
+from subprune.experiments import compiled, figures, page
 from subprune.experiments.cells import Context, load_sources, run_job
 from subprune.experiments.cli import app
 from subprune.experiments.config import Config, parse_config
@@ -21,6 +22,7 @@ from subprune.experiments.grid import cells_of, jobs_of
 from subprune.experiments.local_engine import LocalEngine
 from subprune.experiments.page import made_with, write_report
 from subprune.experiments.store import TIMINGS, Store
+from subprune.experiments.tables import read_rows
 
 TINY: dict[str, Any] = {
     "name": "tiny", "model": "lenet", "dataset": "mnist-sample", "methods": ["asym-in-change", "layer-random"],
@@ -127,7 +129,26 @@ def test_commands_on_a_finished_run(results: Path) -> None:
     assert "0 cells run, 9 finished before" in again.output
     assert "9 cells" in runner.invoke(app, ["status", *own]).output
     assert runner.invoke(app, ["export", own[0], str(results / "all.csv"), *own[1:]]).exit_code == 0
-    assert len((results / "all.csv").read_text().splitlines()) == 10
+    with Store(results / "results.sqlite") as store:
+        rows = store.rows()
+    assert sorted(read_rows(results / "all.csv"), key=lambda row: row["key"]) == rows
+    (results / "cut.csv").write_text("key,model\n1,lenet\n")
+    with pytest.raises(DataError, match=r"cut\.csv cannot be read as rows"):
+        read_rows(results / "cut.csv")
+
+
+def test_a_part_of_the_grid_can_be_reported_without_matplotlib(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "can_draw", lambda: False)
+    monkeypatch.setattr(page, "can_draw", lambda: False)
+    own = [str(results / "tiny.toml"), "--output", str(results), "--only", "method=layer-random"]
+    ran = CliRunner().invoke(app, ["report", *own])
+    assert ran.exit_code == 0, ran.output
+    assert "report.html" in ran.output
+    assert "no figures: they need matplotlib" in ran.output
+    text = (results / "report.html").read_text()
+    assert "LayerRandom" in text
+    assert "AsymInChange" not in text
+    assert "± 0.0" not in text, "one run has no deviation"
 
 
 def test_a_report_names_versions_once_and_all_their_commits() -> None:

@@ -152,12 +152,15 @@ def status(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
 @app.command(epilog="Example: subprune experiment report lenet-mnist --output results/lenet-mnist")
 def report(config: ConfigArgument, output: OutputOption = None, only: OnlyOption = None) -> None:
     """Tables and figures beside the paper's: report.html, figures as PNG, tables as CSV."""
+    from subprune.experiments.figures import can_draw
     from subprune.experiments.page import write_report
 
     read, wanted, folder = _load(config, only, output)
     with _existing(folder) as store:
         written = write_report(read, store.rows(cell.key for cell in wanted), folder)
     out.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True, highlight=False)
+    if not can_draw():
+        out.print("no figures: they need matplotlib; pip install 'subprune[experiments]'", highlight=False, markup=False)
 
 
 @app.command(epilog="Example: subprune experiment export lenet-mnist lenet.csv")

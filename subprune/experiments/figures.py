@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from subprune.experiments.config import Config
 from subprune.experiments.tables import LABELS, OURS, Group, Point
 from subprune.storage import write_atomic
 
-__all__ = ["COLOURS", "colour", "figure", "figure_name", "methods_in_order", "panels", "setting_title", "write_figures"]
+__all__ = [
+    "COLOURS", "can_draw", "colour", "figure", "figure_name", "methods_in_order", "panels", "setting_title",
+    "write_figures",
+]  # fmt: skip
 
 COLOURS = {
     "asym-in-change": "#b2182b",
@@ -28,6 +32,11 @@ COLOURS = {
     "random": "#4d4d4d",
     "layer-random": "#a0a0a0",
 }
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def colour(method: str) -> str:

@@ -177,12 +177,13 @@ def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
 
 
 def select(cells: Sequence[Cell], filters: dict[str, set[str]]) -> list[Cell]:
-    """The cells that agree with all filters; none at all is refused."""
+    """The cells that agree with all filters, and the dense one, which reports need; no other at all is refused."""
     left = [cell for cell in cells if all(_text(getattr(cell, n)) in values for n, values in filters.items())]
     if cells and not left:
         said = ", ".join(f"{n}={','.join(sorted(v))}" for n, v in filters.items())
         raise OptionError(f"--only {said} leaves no cell of the grid; look at `subprune experiment status`.")
-    return left
+    wanted = {cell.key for cell in left}
+    return [cell for cell in cells if cell.key in wanted or cell.method == DENSE]
 
 
 def _text(value: Any) -> str:

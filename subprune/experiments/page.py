@@ -12,7 +12,7 @@ from typing import Any
 
 from subprune.errors import DataError
 from subprune.experiments.config import Config
-from subprune.experiments.figures import colour, methods_in_order, panels, setting_title, write_figures
+from subprune.experiments.figures import can_draw, colour, methods_in_order, panels, setting_title, write_figures
 from subprune.experiments.store import Row
 from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, summary_rows, write_csv
 from subprune.storage import write_atomic
@@ -23,13 +23,13 @@ Found = dict[Group, list[Point]]
 
 
 def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """report.html, summary.csv and the figures, from the rows of a grid."""
+    """report.html, summary.csv and, where matplotlib is installed, the figures, from the rows of a grid."""
     found, dense = points(config, rows), dense_top1(rows)
     if not found or math.isnan(dense):
         raise DataError("the dense cell and at least one other must be finished for a report; run the experiment.")
     written = [write_atomic(folder / "report.html", page(config, rows).encode())]
     written.append(write_csv(summary_rows(found), folder / "summary.csv"))
-    return written + write_figures(config, found, dense, folder / "figures")
+    return written + (write_figures(config, found, dense, folder / "figures") if can_draw() else [])
 
 
 def page(config: Config, rows: Sequence[Row]) -> str:
@@ -53,7 +53,7 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     paper = f", {config.paper_dense:.2f} in the paper" if config.paper_dense else ""
     facts = [
         f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± standard deviation "
-        "over seeds."
+        "over seeds, where there are several."
     ]
     facts.append(
         f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} failed. "
@@ -127,7 +127,7 @@ def _table(title: str, lines: Lines, config: Config, cell: Callable[[Point], dic
 
 
 def _accuracy(p: Point) -> dict[str, str]:
-    cell = {"text": f"{p.top1:.1f} ± {p.std:.1f}"}
+    cell = {"text": p.text}
     if p.paper_top1 is not None and p.difference is not None:
         sign = "−" if p.difference < 0 else "+"
         cell |= {"paper": f"paper {p.paper_top1:.1f}", "difference": f"{sign}{abs(p.difference):.1f}"}
