@@ -85,8 +85,9 @@ def prune(
         verify_data: labelled data for "equal-accuracy", and for the accuracy in the report.
         cache: folder for accuracy curves, which are used again for other targets and after a break.
         round_to: numbers of units are multiples of this (8 or 16 suit most hardware); 8 for `latency`, else 1.
-        only: prune these groups and no others: names of groups or modules, ``"re:…"`` patterns, module types,
-            modules, or a list of these. Residual streams are pruned only if named.
+        only: prune these groups and no others: names of groups or modules, with wildcards too (``"layer*.conv1"``),
+            ``"re:…"`` patterns, module types, modules, or a list of these. A container stands for all layers in it.
+            Residual streams are pruned only if named themselves.
         ignore: leave these alone; given like `only`.
         n_samples: how many inputs are used; None takes all.
         forward: function from an item of `data` to the model's arguments.
@@ -109,7 +110,7 @@ def prune(
     check_call(forward, cache, dry_run)
     calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
     pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
-    groups = _groups(calibration, only, ignore, budgets)
+    groups = _groups(calibration, options)
     with progress_bar(2 * len(groups), progress) as tick:
         demand = _demand(calibration, groups, options, pool, verify, cache, tick)
         if dry_run:
@@ -198,16 +199,10 @@ def check_call(forward: object, cache: object, dry_run: object) -> None:
         raise OptionError(f"dry_run must be True or False, got {dry_run!r}")
 
 
-def _groups(calibration: Calibration, only: Any, ignore: Any, budgets: Mapping[str, int] | None) -> list[Group]:
+def _groups(calibration: Calibration, options: Options) -> list[Group]:
     """The groups to prune, in forward order; budgets may name residual streams too."""
-    structure, model = calibration.structure, calibration.model
-    if only is None and budgets is not None:
-        named = [g.name for g in structure.groups if not g.inner and g.name in budgets]
-        only = [*(g.name for g in structure.inner()), *named] if named else None
-    chosen = choose_groups(structure, model, only, ignore)
-    for group in chosen:
-        if not group.reweightable:
-            raise BudgetError(f"group {group.name!r} cannot be pruned: {group.obstacle}")
+    only, ignore = options.only, options.ignore
+    chosen = choose_groups(calibration.structure, calibration.model, only, ignore, options.budgets)
     if not chosen:
         left = "" if only is None and ignore is None else " of what only= and ignore= leave"
         raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")

@@ -27,6 +27,7 @@ from subprune.methods import Method, Ranker
 from subprune.ranking import curves, in_order
 from subprune.statistics import Statistics
 from subprune.structure import Group
+from subprune.structure.select import choose_groups
 from subprune.walk import walk
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
@@ -223,6 +224,8 @@ def guarantees(
     form: str = "layer",
     keep: float | Sequence[float] = (0.25, 0.5, 0.75),
     budgets: Mapping[str, int] | None = None,
+    only: Any = None,
+    ignore: Any = None,
     patches: str = "all",
     n_samples: int | None = 512,
     forward: Callable[[Any], Any] | None = None,
@@ -231,19 +234,21 @@ def guarantees(
 ) -> Guarantees:
     """What is proven about greedy's selection in every group that `prune` would touch.
 
-    `data`, `n_samples` and `forward` are those of `prune`. Errors and bounds are given for the shares of units
-    `keep`, or for ``budgets={"conv1": 3}``. ``form="layer"`` looks at the dense model; "sequential" and
-    "asymmetric" prune group after group on the way, and so need one share, or budgets. ``patches="random"`` sees
-    each image at as many random patches as the kernel has positions. Everything is computed in float64 on a
-    copy; ``double=False`` leaves the model's own precision, with wider margins for rounding.
+    `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are given for the
+    shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too. ``form="layer"``
+    looks at the dense model; "sequential" and "asymmetric" prune group after group on the way, and so need one
+    share, or budgets. ``patches="random"`` sees each image at as many random patches as the kernel has positions.
+    Everything is computed in float64 on a copy; ``double=False`` leaves the model's own precision, with wider
+    margins for rounding.
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
     _check(form, patches, shares, budgets)
     taken = batches(data, model, n_samples, forward=forward)
+    exact = model
     if double:
-        model, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
-    calibration = Calibration.of(model, taken)
-    groups = in_order(calibration.structure.inner())
+        exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
+    calibration = Calibration.of(exact, taken)
+    groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold its modules
     wanted = _counts(groups, shares, budgets)
     groups = [g for g in groups if g.name in wanted]
     found: list[GroupGuarantee] = []

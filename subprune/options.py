@@ -16,6 +16,7 @@ from subprune.errors import BudgetError, OptionError, closest
 from subprune.methods import find_method
 from subprune.progress import Step
 from subprune.registry import PATCHES
+from subprune.structure.select import as_items
 
 __all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
 
@@ -88,7 +89,7 @@ class Options:
     patches: str = "all"
     batchnorm: str = "keep"
     round_to: int | None = None  # None: 8 for a latency, else 1
-    only: Any = None
+    only: Any = None  # None, or a tuple
     ignore: Any = None
     n_samples: int | None = 512
     seed: int = 0
@@ -116,6 +117,9 @@ class Options:
             raise OptionError(f"time_calls must be True, False or None, got {self.time_calls!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**63:
             raise OptionError(f"seed must be an integer of 64 bits, got {self.seed!r}")
+        for name in ("only", "ignore"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else as_items(given))  # a generator is read once
 
     @property
     def rule(self) -> str:
@@ -178,14 +182,10 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        named = {k: None if plain[k] is None else [_named(x) for x in _items(plain[k])] for k in ("only", "ignore")}
+        named = {k: None if plain[k] is None else [_named(x) for x in plain[k]] for k in ("only", "ignore")}
         budgets = None if self.budgets is None else dict(self.budgets)
         del plain["time_calls"]  # changes nothing in the result
         return {**plain, **named, "budgets": budgets, "allocate": self.rule, "round_to": self.multiple}
-
-
-def _items(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple | set) else [given]
 
 
 def _named(x: Any) -> str:

@@ -15,7 +15,7 @@ import torch
 from reference import Problem, random_problem
 from torch import nn
 
-from subprune import bounds, objective
+from subprune import bounds, objective, prune
 from subprune.errors import OptionError
 from subprune.greedy import greedy
 from subprune.guarantees import group_guarantee, guarantees
@@ -282,3 +282,36 @@ def test_float32_rule_of_the_table_script_is_that_of_pytorch(monkeypatch: pytest
         gram = script.Gram(nn.Linear(30, 1), None)
         gram.add(rows.double())
         assert gram.float32_ratio()[0] == int(torch.linalg.matrix_rank(rows))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.a, self.b, self.end = nn.Linear(6, 8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inp(x)
+        return self.end(x + self.b(torch.relu(self.a(x))))
+
+
+def test_a_pruned_stream_gets_its_guarantees() -> None:
+    torch.manual_seed(0)
+    model, x = Residual().eval(), torch.randn(40, 6)
+    result = prune(model, x, budgets={"inp": 5, "a": 6})
+    for form in ("layer", "sequential", "asymmetric"):
+        found = guarantees(model, x, form=form, budgets=result.plan.counts)
+        assert {g.name: g.budgets[0].k for g in found.groups} == {"inp": 5, "a": 6}
+        for g in found.groups:
+            assert g.budgets[0].error <= g.budgets[0].tight + SLACK
+    assert "inp" in result.with_guarantees(found).report.to_html()
+
+
+def test_only_and_ignore_are_those_of_prune() -> None:
+    model, x = small_net()
+    assert [g.name for g in guarantees(model, x, only=nn.Conv2d).groups] == ["0", "3"]
+    assert [g.name for g in guarantees(model, x, only=model[3]).groups] == ["3"], "the module given, not its copy"  # type: ignore[index]
+    assert [g.name for g in guarantees(model, x, ignore=["0", model[6]]).groups] == ["3"]  # type: ignore[index]
+    with pytest.raises(OptionError, match="ignore= names 'zz'"):
+        guarantees(model, x, ignore="zz")
+    with pytest.raises(OptionError, match=r"budgets.* '0'"):
+        guarantees(model, x, ignore="0", budgets={"0": 2})

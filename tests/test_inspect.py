@@ -77,3 +77,9 @@ def test_markup_in_names_is_escaped() -> None:
     page = inspect(model, torch.randn(2, 3))._repr_html_()
     assert "<b>" not in page
     assert "&lt;b&gt;" in page
+
+
+def test_an_unknown_group_is_refused_with_the_nearest_and_all_names() -> None:
+    table = inspect(*ZOO["lenet"].build())
+    with pytest.raises(KeyError, match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2"):
+        table["conv11"]

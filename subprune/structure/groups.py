@@ -81,18 +81,28 @@ class Group:
         return not self.obstacle
 
     @property
-    def obstacle(self) -> str:
-        """Why the group is not pruned by default; empty if it is."""
-        if self.kind == "stream":
-            return "residual stream: cut only when asked for by name or with only="
+    def barrier(self) -> str:
+        """Why the group cannot be pruned at all; empty if it can."""
         if self.n_units < 2:
             return "has a single unit"
         if not self.consumers:
             return "no layer with a weight of its own reads it"
         if not self.reweightable:
             return f"its consumers cannot be reweighted: {self.consumers[0].obstacle}"
+        return ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why the group is not pruned by default; empty if it is."""
+        if self.barrier:
+            return self.barrier
+        if self.kind == "stream":
+            return "residual stream: cut only when named itself in only= or budgets="
         if self.parts:
-            return "some layers hold just a part of its units and must keep one: cut only when asked for by name"
+            return (
+                "some layers hold just a part of its units and must keep one: cut only when named itself in only= "
+                "or budgets="
+            )
         return ""
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from subprune.errors import closest
 from subprune.structure.cost import CostModel, Ints
 from subprune.structure.find import find_groups
 from subprune.structure.groups import Group, Structure
@@ -63,7 +64,8 @@ class Inspection:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(name)
+        names = self.structure.names
+        raise KeyError(f"no group {name!r}: {closest(str(name), names)}groups are {', '.join(names)}")
 
     @property
     def _summary(self) -> str:

@@ -4,99 +4,131 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Set
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from subprune.errors import OptionError, closest
+from subprune.errors import BudgetError, OptionError, closest
 from subprune.structure.groups import Group, Structure
 
-__all__ = ["choose_groups"]
+__all__ = ["as_items", "choose_groups"]
 
-Test = Callable[[Group], bool]
 _ALLOWED = (
     "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, a module type, "
     "a module, or a list of these"
 )
 
 
-def choose_groups(structure: Structure, model: nn.Module, only: Any = None, ignore: Any = None) -> tuple[Group, ...]:
+def as_items(given: Any) -> tuple[Any, ...]:
+    """What `only` or `ignore` hold, one by one; a set in a fixed order, so that plans do not depend on hashes."""
+    if given is None:
+        return ()
+    if isinstance(given, str | type | nn.Module) or not isinstance(given, Iterable):
+        return (given,)
+    return tuple(sorted(given, key=str)) if isinstance(given, Set) else tuple(given)
+
+
+def choose_groups(
+    structure: Structure, model: nn.Module, only: Any = None, ignore: Any = None, budgets: Collection[str] | None = None
+) -> tuple[Group, ...]:
     """The groups to prune, in forward order.
 
-    Without `only`, the inner groups. With it, the groups it names, residual streams too where they are named
-    themselves. What `ignore` names is left out in any case. A module stands for the groups whose units it
-    makes; a container for those of all layers in it.
+    Without `only`, the inner groups and those that `budgets` names. With it, what it names; residual streams only
+    where they are named themselves. What `ignore` names is left out in any case. A module, however it was found,
+    stands for the groups whose units it makes; a container for those of all layers in it.
     """
-    chosen = list(structure.inner())
-    if only is not None:
-        tests = [_test(x, structure, model, "only") for x in _items(only)]
-        chosen = [g for g in structure.groups if any(t(g) for t in tests) and _can_go(g, only)]
-    barred = [_test(x, structure, model, "ignore") for x in _items(ignore)]
-    return tuple(g for g in chosen if not any(t(g) for t in barred))
+    if only is None:
+        chosen = {g.name for g in structure.groups if g.inner or _in_budgets(g, budgets or ())}
+    else:
+        chosen = {name for item in as_items(only) for name in _asked(item, structure, model)}
+    barred = [_match(item, structure, model, "ignore") for item in as_items(ignore)]
+    return tuple(g for g in structure.groups if g.name in chosen and not any(b.takes(g) for b in barred))
 
 
-def _items(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    if isinstance(given, str | type | nn.Module) or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
+def _in_budgets(group: Group, budgets: Collection[str]) -> bool:
+    if group.name not in budgets:
+        return False
+    if group.barrier:
+        raise BudgetError(f"budgets= names {group.name!r}, which cannot be pruned: {group.barrier}")
+    return True
 
 
-def _can_go(group: Group, only: Any) -> bool:
-    """Named itself, a group may be anything with units to spare; caught by something wider, it must be inner."""
-    return group.n_units > 1 if group.name in _items(only) else group.inner
+@dataclass(frozen=True)
+class _Match:
+    """What one item of `only` or `ignore` fits."""
+
+    groups: frozenset[str]
+    modules: frozenset[str]
+
+    def takes(self, group: Group) -> bool:
+        return group.name in self.groups or any(self.holds(layer) for layer in group.producers)
+
+    def holds(self, layer: str) -> bool:
+        """Whether the layer is one of the modules or inside one."""
+        return any(layer == m or layer.startswith(m + ".") or not m for m in self.modules)
 
 
-def _test(item: Any, structure: Structure, model: nn.Module, option: str) -> Test:
-    if isinstance(item, str):
-        known = {*structure.names, *(n for n, _ in model.named_modules())}
-        wild = item not in known and any(c in item for c in "*?[")
-        find = _pattern if item.startswith("re:") or wild else _name
-        return find(item, structure, model, option)
+def _asked(item: Any, structure: Structure, model: nn.Module) -> set[str]:
+    """Groups that an item of `only` asks for: named itself, anything that can go; caught by something wider, the
+    inner ones. None at all is refused."""
+    match = _match(item, structure, model, "only")
+    stay = {g.name: g.barrier if g.name == item else g.obstacle for g in structure.groups if match.takes(g)}
+    chosen = {name for name, why in stay.items() if not why}
+    if chosen:
+        return chosen
+    stay |= {name: why for name, why in structure.refused.items() if match.holds(name)}
+    shown = [f"{name}: {why}" for name, why in stay.items()]
+    reasons = "; ".join([*shown[:5], *(["…"] if len(shown) > 5 else [])])
+    raise BudgetError(
+        f"only= holds {_shown(item)}, and nothing it matches can be pruned: "
+        f"{reasons or 'no layer of it makes units that another layer reads'}"
+    )
+
+
+def _match(item: Any, structure: Structure, model: nn.Module, option: str) -> _Match:
+    """The groups and modules an item fits, whatever it is; one that fits none is refused."""
     modules = dict(model.named_modules())
+    if isinstance(item, str):
+        return _text(item, structure, [n for n in modules if n], option)
     if isinstance(item, type) and issubclass(item, nn.Module):
-        return _makes({n for n, m in modules.items() if isinstance(m, item)})
-    if isinstance(item, nn.Module):
-        names = {n for n, m in modules.items() if m is item}
-        if not names:
-            raise OptionError(
-                f"{option}= holds a {type(item).__name__} that is no module of this model; give one that is"
-            )
-        return _within(names)
-    raise OptionError(f"{option}= holds {item!r} of type {type(item).__name__}; allowed is {_ALLOWED}")
+        found = {n for n, m in modules.items() if n and isinstance(m, item)}
+        kinds = sorted({type(m).__name__ for n, m in modules.items() if n})
+        trouble = f"and no module in the model is one; {closest(item.__name__, kinds)}there are {', '.join(kinds)}"
+    elif isinstance(item, nn.Module):
+        found = {n for n, m in modules.items() if m is item}
+        trouble = "which is no module of this model; give one that is"
+    else:
+        raise OptionError(f"{option}= holds {item!r} of type {type(item).__name__}; allowed is {_ALLOWED}")
+    if not found:
+        raise OptionError(f"{option}= holds {_shown(item)}, {trouble}")
+    return _Match(frozenset(), frozenset(found))
 
 
-def _name(name: str, structure: Structure, model: nn.Module, option: str) -> Test:
-    if name in structure.names:
-        inside = _within({name}) if option == "ignore" else None
-        return lambda g: g.name == name or (inside is not None and inside(g))
-    modules = [n for n, _ in model.named_modules() if n]
-    if name in modules:
-        return _within({name})
-    hint = closest(name, [*structure.names, *modules])
-    raise OptionError(f"{option}= names {name!r}, which is neither a group nor a module; {hint}allowed is {_ALLOWED}")
-
-
-def _pattern(text: str, structure: Structure, model: nn.Module, option: str) -> Test:
-    """A regular expression found anywhere in a name, or wildcards that fit the whole of it."""
+def _text(text: str, structure: Structure, modules: list[str], option: str) -> _Match:
+    """A name, a regular expression found anywhere in one, or wildcards that fit the whole of it."""
+    names = [*structure.names, *modules]
+    if text in names:
+        exactly = option == "only" and text in structure.names  # not what a container of that name holds
+        return _Match(frozenset({text}), frozenset() if exactly else frozenset({text}))
+    if not text.startswith("re:") and not any(c in text for c in "*?["):
+        hint = closest(text, names)
+        raise OptionError(
+            f"{option}= names {text!r}, which is neither a group nor a module; {hint}allowed is {_ALLOWED}"
+        )
     try:
         pattern = re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
     except re.error as error:
         raise OptionError(f"{option}= holds {text!r}, which is not a regular expression: {error}") from None
-    names = {n for n, _ in model.named_modules()}
-    if not any(pattern.search(n) for n in [*structure.names, *names]):
+    groups, found = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
+    if not groups and not found:
         shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
         raise OptionError(f"{option}= holds {text!r}, which matches no group and no module; the groups are {shown}")
-    made = _makes({n for n in names if n and pattern.search(n)})
-    return lambda g: bool(pattern.search(g.name)) or made(g)
+    return _Match(groups, found)
 
 
-def _makes(modules: set[str]) -> Test:
-    return lambda g: any(p in modules for p in g.producers)
-
-
-def _within(modules: set[str]) -> Test:
-    """Groups made by these modules or by layers inside them."""
-    return lambda g: any(p == m or p.startswith(m + ".") or not m for p in g.producers for m in modules)
+def _shown(item: Any) -> str:
+    if isinstance(item, type):
+        return f"the type {item.__name__}"
+    return repr(item) if isinstance(item, str) else f"a {type(item).__name__}"
