@@ -32,6 +32,7 @@ from subprune.experiments.training import count_correct, finetune_recipe, fit
 from subprune.memory import keep_freed
 from subprune.methods import find_method
 from subprune.ranking import in_order
+from subprune.structure import find_groups
 from subprune.structure.cost import CostModel
 from subprune.structure.select import choose_groups
 
@@ -52,7 +53,10 @@ class Context:
 
 
 def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Iterator[tuple[Cell, Outcome]]:
-    """The cells of a job one after another; an error in one of them is its outcome, and the next follows."""
+    """The cells of a job one after another; an error in one of them is its outcome, and the next follows.
+
+    "infeasible" is final, "failed" may be tried again, "refused" options would be refused again.
+    """
     torch.set_num_threads(context.threads)
     load_sources(job.sources)
     for cell in job.cells:
@@ -61,7 +65,8 @@ def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Ite
         except BudgetError as error:
             yield cell, Outcome("infeasible", {"note": str(error)})
         except Exception as error:
-            yield cell, Outcome("failed", {"note": f"{type(error).__name__}: {error}"})
+            status = "refused" if isinstance(error, OptionError) else "failed"
+            yield cell, Outcome(status, {"note": f"{type(error).__name__}: {error}"})
 
 
 @keep_freed()
@@ -263,10 +268,23 @@ def load_sources(sources: Sequence[tuple[str, str]]) -> None:
 
 
 def check(cells: Sequence[Cell], context: Context) -> None:
-    """Find a missing file before the first cell is run, not in each of them."""
+    """Find a missing file, or a wrong `only` or `ignore`, before the first cell is run, not in each of them."""
     for name, weights, sha256 in sorted({(c.model, c.weights, c.weights_sha256) for c in cells}):
         _model(name, weights, sha256, context.models_dir)
     for dataset in sorted({c.dataset for c in cells}):
         _images(dataset, "test", context.data_dir)
         if any(c.method != DENSE and c.dataset == dataset for c in cells):
             _images(dataset, "train", context.data_dir)
+    choices = {(c.model, c.weights, c.weights_sha256, c.dataset, c.only, c.ignore): c for c in cells}
+    for cell in choices.values():
+        if cell.only or cell.ignore:
+            _check_choice(cell, context)
+
+
+def _check_choice(cell: Cell, context: Context) -> None:
+    model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
+    example = _images(cell.dataset, "test", context.data_dir).inputs(torch.arange(1))
+    if not choose_groups(find_groups(model, example), model, cell.only or None, cell.ignore or None):
+        raise OptionError(
+            f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; leave out less."
+        )

@@ -41,8 +41,8 @@ class Config:
         title: for reports.
         weights: "shipped" for the LeNet of the package, or a file in the folder of weights (--models-dir).
         weights_sha256: if given, the file must have this checksum.
-        only: groups that are pruned, named as for `subprune.prune`; none means all that can be.
-        ignore: groups that are left whole, named likewise.
+        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none means all that can be.
+        ignore: groups that are left whole, given likewise.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
         layerwise: budget rule of the methods that have none of their own; "uniform" with keep: equal fractions.
@@ -187,8 +187,11 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
 def _typed(key: str, value: Any, kind: Any) -> Any:
     """The value as the field's type; TOML has lists where we have tuples, and 1 where 1.0 will do."""
     if get_origin(kind) is tuple:
+        choice = key in ("only", "ignore")
+        if choice and isinstance(value, str):
+            return (value,)
         if not isinstance(value, list):
-            raise OptionError(f"{key} is {value!r}; it must be a list.")
+            raise OptionError(f"{key} is {value!r}; it must be a {'string or a list of them' if choice else 'list'}.")
         return tuple(_typed(key, v, get_args(kind)[0]) for v in value)
     if get_origin(kind) is dict:
         if not isinstance(value, dict):

@@ -132,13 +132,15 @@ class _Run:
             self._end(event)
 
     def _outcome(self, number: int, cell: Cell, outcome: Outcome) -> None:
-        """Write a cell's outcome; a failed cell waits for another try first."""
+        """Write a cell's outcome; a failed cell waits for another try first, unless its options were refused."""
         job = self.running[number]
         self.running[number] = replace(job, cells=tuple(c for c in job.cells if c.key != cell.key))
         tried = self.tries[cell.key] = self.tries.get(cell.key, 0) + 1
         if outcome.status == "failed" and tried <= self.retries:
             self.waiting.append(Job((cell,), job.sources))
             return
+        if outcome.status == "refused":
+            outcome = Outcome("failed", outcome.values)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         whole = Outcome(outcome.status, {**outcome.values, "attempts": tried, "finished": now})
         self.store.record(cell, whole, self.config.name, self.versions)
