@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from machine import timed
-from workloads import Place, synthetic
+from workloads import RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.experiments.models import build
@@ -65,12 +65,12 @@ def by_depth(place: Place, images: int = 64) -> list[tuple[int, float]]:
     for depth in (20, 32, 44, 56, 110):
         torch.manual_seed(0)
         model = build(f"resnet{depth}").eval()
-        only = [n for n, _ in model.named_modules() if n.startswith("layer") and n.endswith("conv1")]
 
-        def work(model: torch.nn.Module = model, only: list[str] = only) -> None:
-            subprune.prune(model, data, keep=0.5, only=only, time_calls=False, progress=False)
+        def work(model: torch.nn.Module = model, dry_run: bool = False) -> Any:
+            options: Any = {"time_calls": False, "progress": False, "dry_run": dry_run}
+            return subprune.prune(model, data, keep=0.5, only=RESIDUAL, **options)
 
-        found.append((len(only), best(work, 1)))
+        found.append((len(work(dry_run=True).counts), best(work, 1)))
     return found
 
 

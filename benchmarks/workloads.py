@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
 IMAGES = 512
+RESIDUAL = "layer*.conv1"  # what the paper prunes in a ResNet: the first layers of residual branches
 
 
 @dataclass
@@ -134,7 +136,7 @@ def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Meas
 def _paper_layers(name: str, model: nn.Module) -> list[str]:
     """What the paper prunes: first layers of residual branches; all but the last features layer and the classifier."""
     if name.startswith("resnet"):
-        return [n for n, _ in model.named_modules() if n.startswith("layer") and n.endswith("conv1")]
+        return fnmatch.filter(dict(model.named_modules()), RESIDUAL)  # by name, as Torch-Pruning needs them
     layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return [n for n in layers[:-1] if n != "features.25"]
 
