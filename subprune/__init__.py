@@ -1,5 +1,7 @@
 """One-shot structured pruning by submodular optimisation."""
 
+from typing import TYPE_CHECKING
+
 from subprune.api import prune
 from subprune.export import export
 from subprune.forecast import Forecast
@@ -32,3 +34,15 @@ __all__ = [
     "prune",
     "save",
 ]
+
+if TYPE_CHECKING:
+    from subprune import guarantees as guarantees
+else:
+
+    def __getattr__(name: str) -> object:
+        """`subprune.guarantees`, a module that few need, is imported when it is first named."""
+        if name != "guarantees":
+            raise AttributeError(f"module 'subprune' has no attribute {name!r}")
+        from importlib import import_module
+
+        return import_module("subprune.guarantees")

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subprune.borrow import eval_mode, unchanged
 from subprune.data import Batch
-from subprune.record import Inputs, _flat_tensors, _plain
+from subprune.program import flat_tensors
+from subprune.record import Inputs, plain
 
 __all__ = [
     "Latency",
@@ -120,7 +121,7 @@ def _summary(times: Sequence[float]) -> Latency:
 
 def _wait(inputs: Inputs) -> None:
     """Let work on an accelerator finish, so that the clock sees it."""
-    device = next((x.device for x in _flat_tensors(inputs)), torch.device("cpu"))
+    device = next((x.device for x in flat_tensors(inputs)), torch.device("cpu"))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -130,7 +131,7 @@ def _wait(inputs: Inputs) -> None:
 def predictions(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
     """The class with the largest output (first output tensor, last dimension), batch by batch."""
     with eval_mode(model), torch.no_grad():
-        return [_flat_tensors(_plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
+        return [flat_tensors(plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
 
 
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:

@@ -38,8 +38,6 @@ __all__ = [
     "unchanged",
 ]
 
-_flat_tensors = flat_tensors
-
 # Recorded as one operation each, although they may decompose differently from run to run.
 _WHOLE = {
     "linear": torch.ops.aten.linear.default,
@@ -298,6 +296,3 @@ def as_inputs(example: Any) -> Inputs:
         f"example inputs of type {type(example).__name__} cannot be passed to a model; "
         "give a tensor, a tuple of arguments or a dict of keyword arguments"
     )
-
-
-_plain = plain  # the older name

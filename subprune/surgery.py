@@ -18,7 +18,7 @@ from subprune.program import Inputs, flat_tensors
 from subprune.record import eval_mode, follow, plain, unchanged
 from subprune.structure import Group, Structure
 
-__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensor", "set_tensors"]
+__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensors"]
 
 
 def cut(
@@ -49,13 +49,8 @@ def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program:
         sync_attributes(model, group, keep, eager=eager)
 
 
-def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
-    """Replace a parameter or buffer by name, wherever the model holds the same object (tied weights)."""
-    set_tensors(model, {name: value})
-
-
 def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """The same for many at once, in one walk through the modules."""
+    """Replace parameters and buffers by name, wherever the model holds the same object (tied weights)."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for module in model.modules():
         for entries in (module._parameters, module._buffers):

@@ -138,7 +138,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkey
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DataError, match="disk full"):
         save_weights(LeNet(), path, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from subprune.errors import DataError
+from subprune.files import write_atomic
 
 __all__ = ["load_weights", "save_weights", "write_atomic"]
 
@@ -72,17 +71,3 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
     path = Path(path)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     write_atomic(path, save(state, dict(metadata)))
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write to a temporary neighbour, then rename it over `path`; on failure the old file stays as it was."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
