@@ -20,19 +20,19 @@ def _input_change(ranker: Ranker) -> KeepOrder:
 
 @method("layer-in-change", form="layer", statistics_only=True)
 def layer_in_change(ranker: Ranker) -> KeepOrder:
-    """Greedy on the reweighted input change, every layer on its own."""
+    """Greedy on the reweighted input change, every layer in the dense model on its own."""
     return _input_change(ranker)
 
 
 @method("seq-in-change", form="sequential", statistics_only=True)
 def seq_in_change(ranker: Ranker) -> KeepOrder:
-    """The same on the activations of the model pruned so far."""
+    """Greedy on the reweighted input change, on the activations of the model pruned so far."""
     return _input_change(ranker)
 
 
 @method("asym-in-change", form="asymmetric", statistics_only=True)
 def asym_in_change(ranker: Ranker) -> KeepOrder:
-    """The same, aiming at what the dense model's layers received."""
+    """Greedy on the reweighted input change of the model pruned so far, aiming at the dense model's values."""
     return _input_change(ranker)
 
 
@@ -44,7 +44,7 @@ def layer_greedy_fs(ranker: Ranker) -> Ranking:
 
 @method("layer-greedy-fs-fd", needs_train_data=True)
 def layer_greedy_fs_fd(ranker: Ranker) -> Ranking:
-    """The same, with batches of the full training set."""
+    """Greedy on the loss, as layer-greedy-fs, with batches drawn from a training set of its own."""
     return greedy_loss(ranker, ranker.setting.train_data)
 
 

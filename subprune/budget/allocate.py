@@ -106,25 +106,25 @@ def allocate(demand: Demand, name: str) -> Counts:
 
 @rule("uniform")
 def _uniform(d: Demand) -> Counts:
-    """Equal fractions."""
+    """The same fraction of units in every layer."""
     return equal_fractions(d.groups, d.cost, d.target, d.rounding)
 
 
 @rule("error")
 def _error(d: Demand) -> Counts:
-    """One threshold on the reweighted input change."""
+    """The same reweighted input change in every layer."""
     return by_error(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
 @rule("knapsack")
 def _knapsack(d: Demand) -> Counts:
-    """The smallest sum of reweighted input changes."""
+    """The smallest sum of all layers' reweighted input changes."""
     return by_knapsack(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
 @rule("score")
 def _score(d: Demand) -> Counts:
-    """One ranking over all layers."""
+    """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm, random."""
     scores = comparable_scores(d.calibration, d.groups, d.method, **d.looks)
     if d.keep is not None:
         return top_fraction(d.groups, scores, d.keep, d.rounding)
@@ -140,13 +140,13 @@ def _sampling(d: Demand) -> Counts:
 
 @rule("equal-accuracy")
 def _equal_accuracy(d: Demand) -> Counts:
-    """The same drop in accuracy for every layer pruned alone; needs labels."""
+    """The same drop in accuracy for every layer pruned alone; needs verification data with labels."""
     return _by_accuracy(d, labels=True)
 
 
 @rule("equal-agreement")
 def _equal_agreement(d: Demand) -> Counts:
-    """The same, with the dense model's own predictions for labels."""
+    """The same drop in agreement with the dense model for every layer pruned alone; needs no labels."""
     return _by_accuracy(d, labels=False)
 
 

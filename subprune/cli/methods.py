@@ -27,17 +27,18 @@ def register(app: typer.Typer) -> None:
 
 def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
     """List the pruning methods and the budget rules."""
-    found = sorted(METHODS.items())
     if json:
         listed = [
-            {"name": name, "form": m.form, "needs_labels": m.needs_labels, "allocate": m.allocate, "what": m.summary}
-            for name, m in found
-        ]
+            {"name": name, "form": m.form, "needs_labels": m.needs_labels, "needs_train_data": m.needs_train_data,
+             "allocate": m.allocate, "what": m.summary}
+            for name, m in METHODS.items()
+        ]  # fmt: skip
         print_json({"methods": listed, "allocate": list(RULES)})
         return
-    table = Table("method", "statistics", "needs labels", "what it does")
-    for name, m in found:
-        table.add_row(name, m.form, "yes" if m.needs_labels else "no", m.summary)
+    table = Table("method", "statistics", "needs, beside inputs", "what it does")
+    for name, m in METHODS.items():
+        needs = "labelled --train-data" if m.needs_train_data else "labels" if m.needs_labels else "nothing"
+        table.add_row(name, m.form, needs, m.summary)
     out.print(table)
     rules = Table("allocate", "how the target is shared out over the layers")
     for name, rule in RULES.items():
