@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from subprune import measure
 from subprune.budget.latency import LatencyTarget
+from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
 from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
@@ -101,7 +102,7 @@ def make_result(
         seconds,
         same,
         _skipped(calibration, groups),
-        (*done.notes, *timing.notes),
+        (*done.notes, *_remarks(plan, options, verify, accuracy), *timing.notes),
         output_change=change,
         accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
@@ -114,6 +115,26 @@ def make_result(
         versions=library_versions(),
     )
     return Result(small, plan, report)
+
+
+def _remarks(
+    plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
+) -> Iterator[str]:
+    """What came out otherwise than asked for, or was measured on other data than one would think."""
+    if options.keep is not None:
+        units = {g.name: g.units for g in plan.groups}
+        if said := missed(options.keep, units, plan.counts, together=options.rule == "score"):
+            yield said
+    if verify is None and options.rule == "equal-accuracy":
+        yield (
+            "budgets by equal accuracy were measured on the calibration data, which flatters; give verify_data with "
+            "labelled inputs that are not calibrated on"
+        )
+    if verify is not None and accuracy is None:
+        yield (
+            "no accuracy was measured: verify_data has no labels, or none that are class numbers of the outputs; give "
+            "(inputs, labels)"
+        )
 
 
 def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor]) -> GroupPlan:

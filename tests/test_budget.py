@@ -6,6 +6,7 @@ import copy
 import re
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,6 +187,19 @@ def test_equal_accuracy_needs_labels(net: nn.Module) -> None:
         subprune.prune(net, torch.randn(8, 1, 14, 14), compression=1.5, allocate="equal-accuracy")
 
 
+def test_what_accuracy_was_measured_on_is_said(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
+    x, y = labelled
+    options = {"budgets": None, "only": "fc2", "compression": 1.01, "method": "layer-weight-norm", "time_calls": False}
+    equal = {**options, "allocate": "equal-accuracy"}
+    said = "measured on the calibration data"
+    assert any(said in n for n in subprune.prune(lenet, (x[:60], y[:60]), **equal).report.notes)
+    assert not subprune.prune(lenet, x[:60], verify_data=(x[60:], y[60:]), **equal).report.notes
+    for verify in (x[60:], (x[60:], y[60:] + 10)):  # no labels, and none that the outputs know
+        report = subprune.prune(lenet, (x[:60], y[:60]), verify_data=verify, **options).report
+        assert report.accuracy is None
+        assert any("no accuracy was measured: verify_data has no labels" in n for n in report.notes)
+
+
 # ---- targets ----------------------------------------------------------------------------------------
 
 
@@ -274,6 +288,27 @@ def test_rounding() -> None:
     assert [r.up(k, 20) for k in (0, 1, 9, 17)] == [8, 8, 16, 20]
     assert r.down(2, 5) == 5  # a narrow group stays whole
     assert Target("params", 3, "x").quantity == "params"
+
+
+def test_a_fraction_that_is_missed_is_said(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
+    """A group has at least one unit, and at least `round_to`; what asks for less keeps more, and says so."""
+
+    def notes(**options: Any) -> tuple[str, ...]:
+        return subprune.prune(
+            lenet, labelled[0][:40], time_calls=False, method="layer-weight-norm", **options
+        ).report.notes
+
+    assert not notes(keep=0.5)
+    assert not notes(keep=1.0, round_to=200)
+    (note,) = notes(keep=0.5, round_to=8)
+    assert note.startswith("target missed: keep=0.5")
+    assert note.endswith("6 of 6 units in conv1")
+    assert "1 of 6 units in conv1, 1 of 16 units in conv2" in notes(keep=0.05)[0]
+    (note,) = subprune.prune(lenet, labelled[0][:40], time_calls=False, method="random", keep=0.01).report.notes
+    assert note.endswith(" of 226 units in all groups")
+    for method in ("layer-weight-norm", "random"):
+        with pytest.raises(BudgetError, match=r"widest group has 120 units, .* give a round_to below 120"):
+            subprune.prune(lenet, labelled[0][:40], keep=0.5, round_to=120, method=method)
 
 
 class Branches(nn.Module):

@@ -126,8 +126,8 @@ def _labels(verification: Calibration) -> list[Tensor]:
     found = [b.labels for b in verification.batches if b.labels is not None]
     if len(found) < len(verification.batches):
         raise DataError(
-            "equal accuracy needs labels: give verify_data as (inputs, labels) batches, "
-            "or use allocate='equal-agreement', which compares with the dense model's own predictions"
+            "equal accuracy needs labels: give verify_data with labels, or use allocate='equal-agreement', which "
+            "compares with the dense model's own predictions"
         )
     return found
 

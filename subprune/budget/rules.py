@@ -12,7 +12,7 @@ from subprune.greedy import KeepOrder
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["by_error", "equal_fractions", "explicit", "fraction"]
+__all__ = ["by_error", "equal_fractions", "explicit", "fraction", "missed"]
 
 
 def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
@@ -20,7 +20,9 @@ def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
     known = {g.name: g for g in groups}
     for name, k in budgets.items():
         if name not in known:
-            raise BudgetError(f"budgets name {name!r}: {closest(name, known)}prunable are {', '.join(known)}")
+            raise BudgetError(
+                f"budgets= names {name!r}, which is not prunable: {closest(name, known)}allowed are {', '.join(known)}"
+            )
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= known[name].n_units:
             raise BudgetError(
                 f"budgets[{name!r}] must be an integer from 1 to {known[name].n_units}, the number of units, got {k!r}"
@@ -30,9 +32,34 @@ def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
 
 def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts:
     """The same fraction of units in every group, rounded down, at least one."""
+    check_fraction(keep, groups, rounding)
+    return {g.name: rounding.down(keep * g.n_units, g.n_units) for g in groups}
+
+
+def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
+    """Refuse what is no fraction, and one that rounding leaves without any effect."""
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         raise BudgetError(f"keep must be a fraction above 0 and at most 1, got {keep!r}")
-    return {g.name: rounding.down(keep * g.n_units, g.n_units) for g in groups}
+    widest = max((g.n_units for g in groups), default=0)
+    if keep < 1 and 1 < widest <= rounding.to:
+        raise BudgetError(
+            f"keep={keep:g} cannot be reached with round_to={rounding.to}: the widest group has {widest} units, so all "
+            f"would stay whole; give a round_to below {widest}"
+        )
+
+
+def missed(keep: float, units: Mapping[str, int], counts: Mapping[str, int], together: bool = False) -> str:
+    """In words, where more than the fraction stays (of all units `together`: a global ranking); empty if nowhere."""
+    if together:
+        units, counts = {"all groups": sum(units.values())}, {"all groups": sum(counts.values())}
+    over = [f"{k} of {units[n]} units in {n}" for n, k in counts.items() if k > keep * units[n] + 1e-9]
+    if not over:
+        return ""
+    more = f" and {len(over) - 5} more" if len(over) > 5 else ""
+    return (
+        f"target missed: keep={keep:g}, but no group goes below one unit, or round_to of them; it kept "
+        f"{', '.join(over[:5])}{more}"
+    )
 
 
 def equal_fractions(groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding) -> Counts:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from subprune.budget.rules import check_fraction
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.errors import BudgetError, DataError
+from subprune.errors import DataError
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
@@ -28,8 +29,7 @@ def by_score(
 
 def top_fraction(groups: Sequence[Group], scores: Mapping[str, Tensor], keep: float, rounding: Rounding) -> Counts:
     """The top fraction of all units; at least one in every group."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise BudgetError(f"keep must be a fraction above 0 and at most 1, got {keep!r}")
+    check_fraction(keep, groups, rounding)
     total = sum(g.n_units for g in groups)
     return _cut(groups, scores, rounding)(float(int(keep * total + 1e-9)))
 
