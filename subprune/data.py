@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import DataError
 from subprune.record import Inputs
 
-__all__ = ["Batch", "batches", "fingerprint", "first_samples", "signature"]
+__all__ = ["LABEL_KEYS", "Batch", "batches", "fingerprint", "first_samples", "signature"]
 
-_LABEL_KEYS = ("labels", "label", "target", "targets")
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")  # what labels are called in dicts and files
 CHUNK = 128  # a single tensor is worked through in batches of this many samples
 
 
@@ -87,15 +87,15 @@ def _items(data: Any) -> Iterable[Any]:
 def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) -> Batch:
     labels: Tensor | None = None
     if isinstance(item, Mapping):
-        labels = next((item[k] for k in _LABEL_KEYS if isinstance(item.get(k), Tensor)), None)
+        aside = _label_keys(item, model)
+        labels = next((item[k] for k in aside if isinstance(item[k], Tensor)), None)
     elif isinstance(item, Sequence) and len(item) > 1 and isinstance(item[-1], Tensor) and _is_labels(item[-1]):
         labels = item[-1]
     if forward is not None:
         item = forward(item)
         inputs = _arguments(item)
     elif isinstance(item, Mapping):
-        known = {k: v for k, v in item.items() if k not in _LABEL_KEYS}
-        inputs = ((), known)
+        inputs = ((), {k: v for k, v in item.items() if k not in aside})
     elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
         inputs = (tuple(item[: _positional(model, len(item), labels is not None)]), {})
     else:
@@ -112,13 +112,23 @@ def _is_labels(x: Tensor) -> bool:
 
 def _positional(model: nn.Module, given: int, labelled: bool) -> int:
     """How many of an item's elements the model takes; the rest are labels."""
-    parameters = inspect.signature(model.forward).parameters.values()
-    required = [
-        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
     if given > 1 and labelled:
         given -= 1
-    return max(1, min(given, len(required) or given))
+    return max(1, min(given, len(_required(model)) or given))
+
+
+def _label_keys(item: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """What to set aside: not what the model cannot be called without, nor a `y` that it has a use for."""
+    takes = inspect.signature(model.forward).parameters
+    inputs = [*_required(model), *(k for k in ("y",) if k in takes)]
+    return [k for k in LABEL_KEYS if k in item and k not in inputs]
+
+
+def _required(model: nn.Module) -> list[str]:
+    """The arguments that every call of the model needs."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in by_place]
 
 
 def _arguments(item: Any) -> Inputs:

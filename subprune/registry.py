@@ -110,7 +110,7 @@ def all_labels(calibration: Calibration, who: str = "this method") -> list[Tenso
     """The labels of all batches; refused if some are missing."""
     found = [b.labels for b in calibration.batches if b.labels is not None]
     if len(found) < len(calibration.batches):
-        raise DataError(f"{who} needs labels: give (inputs, labels) batches")
+        raise DataError(f"{who} needs labels: give (inputs, labels) batches, or dicts or files with 'labels'")
     return found
 
 

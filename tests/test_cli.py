@@ -215,7 +215,7 @@ def interrupting() -> Iterator[Tensor]:
 
 def test_ctrl_c_leaves_nothing_half_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = ("--data", f"{__name__}:interrupting")
-    done = run("prune", "--model", "lenet", *data, "--keep", 0.5, "--output", tmp_path / "small")
+    done = run("prune", "--model", "lenet-mnist", *data, "--keep", 0.5, "--output", tmp_path / "small")
     assert done.code == 130
     assert "stopped" in done.err
     assert not list((tmp_path / "small").iterdir()) if (tmp_path / "small").exists() else True
@@ -264,8 +264,11 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "no such name": (("prune", "--model", "json:dumpz", "--data", "mnist-sample", "--keep", 0.5), "did you mean 'dump"),
     "not a model": (("prune", "--model", "os:getcwd", "--data", "mnist-sample", "--keep", 0.5), "gave a str"),
     "a failing callable": (("prune", "--model", "json:loads", "--data", "mnist-sample", "--keep", 0.5), "TypeError"),
-    "data": (("prune", "--model", "lenet", "--data", "mnist-smaple", "--keep", 0.5), "did you mean 'mnist-sample'"),
-    "no data file": (("prune", "--model", "lenet", "--data", "no.npy", "--keep", 0.5), "not a file"),
+    "data": (
+        ("prune", "--model", "lenet-mnist", "--data", "mnist-smaple", "--keep", 0.5),
+        "did you mean 'mnist-sample'",
+    ),
+    "no data file": (("prune", "--model", "lenet-mnist", "--data", "no.npy", "--keep", 0.5), "not a file"),
     "no weights": (("prune", *LENET, "--weights", "no.pt", "--keep", 0.5), "not a file"),
     "budgets": (("prune", *LENET, "--budget", "conv1"), "GROUP=UNITS"),
     "a group": (("prune", *LENET, "--budget", "conv9=1"), "did you mean"),
@@ -274,7 +277,7 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "an option": (("prune", *LENET, "--kep", 0.5), "--keep"),
     "a number": (("prune", *LENET, "--keep", "half"), "valid"),
     "samples": (("prune", *LENET, "--keep", 0.5, "--n-samples", 0), "at least 1"),
-    "mean": (("prune", "--model", "lenet", "--data", ".", "--mean", "a", "--keep", 0.5), "without images"),
+    "mean": (("prune", "--model", "lenet-mnist", "--data", ".", "--mean", "a", "--keep", 0.5), "without images"),
     "nothing to export": (("export", "x.safetensors", "--model", "lenet"), "--onnx"),
     "export of nothing": (("export", "x.safetensors", "--model", "lenet", "--onnx"), "not a file"),
     "no report": (("report", "nowhere"), "no report"),

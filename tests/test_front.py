@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -180,6 +182,19 @@ def test_several_inputs() -> None:
     b = subprune.prune(model, [{"x": x, "y": y}], keep=0.5)
     c = subprune.prune(model, [{"pair": (x, y)}], keep=0.5, forward=lambda item: item["pair"])
     assert a.plan.kept == b.plan.kept == c.plan.kept
+
+
+class OptionalInput(TwoInputs):
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return super().forward(x, torch.zeros(len(x), 4) if y is None else y)
+
+
+def test_an_input_called_y_is_no_label() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 5), torch.randn(30, 4)
+    model = OptionalInput()
+    wanted = subprune.prune(model, [{"x": x}], keep=0.5, forward=lambda item: {"x": item["x"], "y": y}).plan.data
+    assert subprune.prune(model, [{"x": x, "y": y}], keep=0.5).plan.data == wanted
 
 
 def test_labels_give_an_accuracy(lenet: nn.Module, images: Tensor) -> None:
@@ -406,6 +421,15 @@ def test_latencies_are_medians_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) 
     assert (a.median, b.median, a.repeats) == (pytest.approx(1.0), pytest.approx(2.0), 20)
     assert calls[:4] == [one, other, one, other]
     assert measure.side_by_side([one], ((torch.ones(1),), {}), seconds=0.0)[0].repeats == 5
+
+
+def test_guarantees_are_there_when_named() -> None:
+    """A module that few need: not imported with the package, and found without an import of one's own."""
+    code = (
+        "import sys, subprune; assert 'subprune.guarantees' not in sys.modules; "
+        "assert callable(subprune.guarantees.guarantees); assert not hasattr(subprune, 'guarantee')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_inspect_is_public(lenet: nn.Module, images: Tensor) -> None:

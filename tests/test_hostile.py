@@ -230,7 +230,7 @@ def test_names_cannot_break_the_page() -> None:
 
 # ---- the command line -------------------------------------------------------------------------------
 
-BASE = ("prune", "--model", "lenet", "--data", "mnist-sample")
+BASE = ("prune", "--model", "lenet-mnist", "--data", "mnist-sample")
 MISUSE: dict[str, tuple[Any, ...]] = {
     "keep of nan": (*BASE, "--keep", "nan"),
     "keep of infinity": (*BASE, "--keep", "inf"),
@@ -260,11 +260,12 @@ MISUSE: dict[str, tuple[Any, ...]] = {
     "a model of a file": ("prune", "--model", "/dev/null.py:x", "--data", "mnist-sample", "--keep", "0.5"),
     "a model of a lambda": ("prune", "--model", "os:(lambda: 1)", "--data", "mnist-sample", "--keep", "0.5"),
     "an empty model": ("prune", "--model", "", "--data", "mnist-sample", "--keep", "0.5"),
-    "empty data": ("prune", "--model", "lenet", "--data", "", "--keep", "0.5"),
-    "data of a device": ("prune", "--model", "lenet", "--data", "/dev/zero", "--keep", "0.5"),
-    "data of a device with a name": ("prune", "--model", "lenet", "--data", "/dev/zero.npy", "--keep", "0.5"),
-    "data that is a number": ("prune", "--model", "lenet", "--data", "math:pi", "--keep", "0.5"),
-    "data that exits": ("prune", "--model", "lenet", "--data", "os:abort_not", "--keep", "0.5"),
+    "empty data": ("prune", "--model", "lenet-mnist", "--data", "", "--keep", "0.5"),
+    "data of a device": ("prune", "--model", "lenet-mnist", "--data", "/dev/zero", "--keep", "0.5"),
+    "data of a device with a name": ("prune", "--model", "lenet-mnist", "--data", "/dev/zero.npy", "--keep", "0.5"),
+    "data that is a number": ("prune", "--model", "lenet-mnist", "--data", "math:pi", "--keep", "0.5"),
+    "data that exits": ("prune", "--model", "lenet-mnist", "--data", "os:abort_not", "--keep", "0.5"),
+    "random weights": ("prune", "--model", "resnet56", "--data", "mnist-sample", "--keep", "0.5"),
     "weights that are a folder": (*BASE, "--keep", "0.5", "--weights", "."),
     "weights of another kind": (*BASE, "--keep", "0.5", "--weights", "/etc/passwd"),
     "no weights": (*BASE, "--keep", "0.5", "--weights", ""),
@@ -298,7 +299,7 @@ def test_not_numbers(
         "npz": lambda: np.savez("x.npz", x=x.numpy()),
         "safetensors": lambda: save_file({"x": x}, "x.safetensors"),
     }[kind]()
-    done = runner(monkeypatch, capsys)("prune", "--model", "lenet", "--data", f"x.{kind}", "--keep", "0.5")
+    done = runner(monkeypatch, capsys)("prune", "--model", "lenet-mnist", "--data", f"x.{kind}", "--keep", "0.5")
     assert done.code == 2
     assert "NaN or infinity" in done.err
 

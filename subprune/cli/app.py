@@ -17,6 +17,7 @@ from rich.markup import escape
 from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.console import err, out
+from subprune.cli.flags import in_flags
 from subprune.errors import SubpruneError
 
 __all__ = ["app", "main"]
@@ -67,7 +68,8 @@ def main() -> None:
             _fail(_STOPPED, STOPPED)
         sys.exit(code)
     except SubpruneError as error:
-        _fail(str(error), 2)
+        grid = sys.argv[1:2] == ["experiment"]  # where name=value is how things are written
+        _fail(str(error) if grid else in_flags(str(error)), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail(_STOPPED, STOPPED)
     except BrokenPipeError:

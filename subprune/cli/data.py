@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 from subprune.cli.arrays import IMAGES, read_arrays, read_image
 from subprune.cli.models import call, find_callable
+from subprune.data import LABEL_KEYS
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.datasets import calibration_batches, dataset_names
+from subprune.experiments.datasets import Images, calibration_batches, dataset_names, split_verification
 from subprune.experiments.datasets import load as load_dataset
 
-__all__ = ["DataChoice", "load_data"]
+__all__ = ["DataChoice", "load_data", "load_verification"]
 
-_LABELS = ("labels", "label", "y", "targets", "target")
 _MOST_FILES = 100_000
+_VERIFICATION = 10_000  # images that budgets are measured on, as in the paper
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,16 @@ class DataChoice:
     """The options that say where inputs come from and how they are prepared."""
 
     spec: str
-    n_samples: int = 512
+    n_samples: int | None = 512  # None: all
     seed: int = 0
     folder: Path | None = None  # of the built-in data sets
     resize: int | None = None
     mean: str = ""
     std: str = ""
+    option: str = "--data"  # that named it, for messages
 
     def __post_init__(self) -> None:
-        if self.n_samples < 1:
+        if self.n_samples is not None and self.n_samples < 1:
             raise OptionError(f"--n-samples must be at least 1, got {self.n_samples}")
         if abs(self.seed) >= 2**63:
             raise OptionError(f"--seed must fit into 64 bits, got {self.seed}")
@@ -45,28 +47,62 @@ class DataChoice:
 
 def load_data(choice: DataChoice) -> Any:
     """Something `prune` takes: labels come along where the source has them."""
-    spec, path = choice.spec, Path(choice.spec)
+    spec, path, option = choice.spec, Path(choice.spec), choice.option
     if spec in dataset_names():
         images = load_dataset(spec, "train", choice.folder)
-        return calibration_batches(images, min(choice.n_samples, len(images)), choice.seed)
+        return calibration_batches(images, min(choice.n_samples or len(images), len(images)), choice.seed)
     if path.suffix in (".npy", ".npz", ".safetensors") and not path.is_dir():
         if not path.is_file():
-            raise DataError(f"--data {spec!r} is not a file")
+            raise DataError(f"{option} {spec!r} is not a file; check the path, it starts at {str(Path.cwd())!r}")
         return _from_arrays(path, choice)
     if path.is_dir():
         return _prepared(_folder(path, choice), choice)
     if ":" in spec:
-        return call(find_callable(spec, "--data"), spec, "--data")
+        return call(find_callable(spec, option), spec, option)
     raise OptionError(
-        f"--data {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
+        f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
         ".safetensors file, a folder of images, or package.module:callable"
     )
+
+
+def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
+    """All of the data that ``--verify`` names, and which images these are in words, empty for a user's own.
+
+    Of a built-in set the test images; but where budgets are `measured` on them, which must not see test images,
+    up to 10,000 training images that ``--data`` does not calibrate on.
+    """
+    if spec not in dataset_names():
+        return load_data(replace(choice, spec=spec, n_samples=None, option="--verify")), ""
+    images = load_dataset(spec, "train" if measured else "test", choice.folder)
+    words = f"{spec}'s test images"
+    if measured:
+        images = _not_calibrated_on(images, choice)
+        words = f"{len(images):,} of {spec}'s training images, none calibrated on, that budgets were measured on"
+    return (images.inputs(), images.labels), words
+
+
+def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
+    """Random images without those that ``--data`` draws, known by their pixels: the sample is a part of MNIST."""
+    used: set[bytes] = set()
+    if choice.spec in dataset_names():
+        source = load_dataset(choice.spec, "train", choice.folder)
+        others = max(0, len(source) - (choice.n_samples or len(source)))
+        drawn = split_verification(source, others, choice.seed).rest
+        used = {x.numpy().tobytes() for x in source.images[drawn]}
+    order = split_verification(images, len(images), choice.seed).verification.flip(0).tolist()
+    free = [i for i in order if images.images[i].numpy().tobytes() not in used][:_VERIFICATION]
+    if not free:
+        raise OptionError(
+            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify "
+            f"{images.name}, so none are left to measure budgets on; give fewer, or other data"
+        )
+    return images.subset(torch.tensor(free))
 
 
 def _from_arrays(path: Path, choice: DataChoice) -> Any:
     """One array is the input; several are keyword arguments of the model; labels are known by their name."""
     arrays = read_arrays(path, choice.n_samples)
-    labels = next((arrays.pop(n) for n in _LABELS if n in arrays and len(arrays) > 1), None)
+    labels = next((arrays.pop(n) for n in LABEL_KEYS if n in arrays and len(arrays) > 1), None)
     sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
     if len(sizes) != 1 or sizes == {0}:
         shapes = {n: tuple(x.shape) for n, x in arrays.items()}
@@ -95,10 +131,10 @@ def _folder(path: Path, choice: DataChoice) -> Tensor:
     for file in sorted(path.rglob("*")):
         if file.suffix.lower() in IMAGES and file.is_file() and not file.name.startswith("."):
             found.append(file)
-        if len(found) >= min(choice.n_samples, _MOST_FILES):
+        if len(found) >= min(choice.n_samples or _MOST_FILES, _MOST_FILES):
             break
     if not found:
-        raise DataError(f"--data {path} is a folder without images; allowed are {', '.join(IMAGES)}")
+        raise DataError(f"{choice.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}")
     images: list[Tensor] = []
     shapes: dict[tuple[int, ...], str] = {}
     for file in found:

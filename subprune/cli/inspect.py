@@ -36,7 +36,7 @@ def inspect(
     json: o.Json = False,
 ) -> None:
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
-    net = load_model(model, weights)
+    net = load_model(model, weights, trained=False)
     args, kwargs = batches(load_data(DataChoice(data, 2, 0, data_dir, resize)), net, 2)[0].inputs
     seen = look(net, kwargs if kwargs and not args else args)
     if json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,8 +28,8 @@ SHIPPED = "lenet-mnist"
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
-def load_model(spec: str, weights: Path | None) -> nn.Module:
-    """The model of ``--model`` with the weights of ``--weights``, in eval mode."""
+def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Module:
+    """The model of ``--model`` with the weights of ``--weights``, in eval mode; random weights are not `trained`."""
     if ":" in spec:
         made = call(find_callable(spec, "--model"), spec, "--model")
         if not isinstance(made, nn.Module):
@@ -37,6 +38,11 @@ def load_model(spec: str, weights: Path | None) -> nn.Module:
     elif spec == SHIPPED:
         model = shipped_lenet()[0]
     elif spec in model_names():
+        if trained and weights is None:
+            raise OptionError(
+                f"--model {spec} alone has random weights; give trained ones with --weights FILE (.safetensors or "
+                f".pt), or use --model {SHIPPED}, which comes with them"
+            )
         model = build(spec)
     else:
         known = [SHIPPED, *model_names()]
@@ -119,10 +125,9 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError,
             IndexError, ImportError, AssertionError, OverflowError, MemoryError, UnicodeError) as error:  # fmt: skip
-        text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"--weights {path} cannot be read as plain tensors ({type(error).__name__}: {text}); save "
-            "model.state_dict() alone, best as safetensors"
+            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save model.state_dict() alone, best "
+            "as safetensors"
         ) from error
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -130,6 +135,15 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not content or not all(isinstance(x, Tensor) for x in content.values()):
         raise DataError(f"--weights {path} holds no dictionary of tensors; save model.state_dict()")
     return {str(k).removeprefix("module."): x for k, x in content.items()}
+
+
+def _cause(error: Exception) -> str:
+    """In one line without control characters; of PyTorch's long advice on pickles only what it found."""
+    found = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
+    if found:
+        return f"it holds a pickled {found[1]}, and no code is run to read a file"
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip().split("\n")[0])
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

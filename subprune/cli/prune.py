@@ -13,7 +13,8 @@ import typer
 from subprune.api import prune as run
 from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
-from subprune.cli.data import DataChoice, load_data
+from subprune.cli.data import DataChoice, load_data, load_verification
+from subprune.cli.flags import in_flags
 from subprune.cli.models import load_model
 from subprune.errors import OptionError, SubpruneError
 from subprune.files import write_atomic
@@ -58,7 +59,18 @@ def prune(
     method: Annotated[str, typer.Option(help="See `subprune methods`.")] = "asym-in-change",
     allocate: Annotated[str | None, typer.Option(help="Budget rule; see `subprune methods`.")] = None,
     output: Annotated[Path, typer.Option(help="Folder for the model and the reports.")] = Path("pruned"),
-    verify: Annotated[str | None, typer.Option(help="Labelled data, as --data, for accuracy.")] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="Labelled data, as --data but all of it, for accuracy. Of a built-in set its test images; with "
+            "--allocate equal-accuracy or equal-agreement, which measure on it, training images not calibrated on.",
+        ),
+    ] = None,
+    train_data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="Labelled data, as --data but all of it, for layer-greedy-fs-fd."),
+    ] = None,
     n_samples: o.Samples = 512,
     seed: o.Seed = 0,
     round_to: Annotated[
@@ -69,6 +81,10 @@ def prune(
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Between 0 and 1: stochastic greedy, for the in-change methods.")
+    ] = None,
+    patches: Annotated[str, typer.Option(help="all, or random patches of each image.")] = "all",
     batchnorm: Annotated[
         str, typer.Option(help="keep, recalibrate (at the end), or sequential (on the way).")
     ] = "keep",
@@ -96,12 +112,14 @@ def prune(
         "compression": compression, "speedup": speedup, "params": _amount(params), "flops": _amount(flops),
         "latency": _amount(latency), "keep": keep, "budgets": _budgets(budget), "method": method,
         "allocate": allocate, "seed": seed, "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm,
-        "n_samples": n_samples, "only": only or None, "ignore": ignore or None,
+        "n_samples": n_samples, "only": only or None, "ignore": ignore or None, "epsilon": epsilon,
+        "patches": patches,
     }  # fmt: skip
-    if verify is not None:
-        options["verify_data"] = load_data(replace(choice, spec=verify))
-    if (allocate or find_method(method).allocate or "").startswith("equal-"):
+    by_accuracy = (allocate or find_method(method).allocate or "").startswith("equal-")
+    if by_accuracy:
         options["cache"] = output / "cache"
+    more, verified_on = _more_data(choice, verify, train_data, by_accuracy)
+    options.update(more)
     inputs = load_data(choice)
     if dry_run:
         _show_forecast(run(net, inputs, dry_run=True, progress=False if json else None, **options), json)
@@ -113,7 +131,20 @@ def prune(
     result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
         result = _guaranteed(result, net, load_data(choice), n_samples)
-    _write(result, output, json)
+    _write(result, output, json, verified_on)
+
+
+def _more_data(
+    choice: DataChoice, verify: str | None, train_data: str | None, by_accuracy: bool
+) -> tuple[dict[str, Any], str]:
+    """The other data of `subprune.prune`, and in words which images accuracy is measured on."""
+    found: dict[str, Any] = {}
+    words = ""
+    if verify is not None:
+        found["verify_data"], words = load_verification(choice, verify, by_accuracy)
+    if train_data is not None:
+        found["train_data"] = load_data(replace(choice, spec=train_data, n_samples=None, option="--train-data"))
+    return found, words
 
 
 def _amount(text: str | None) -> str | float | None:
@@ -166,9 +197,14 @@ def _show_forecast(seen: Forecast, json: bool) -> None:
         raise OptionError(seen.problem)
 
 
-def _write(result: Result, output: Path, json: bool) -> None:
-    command = shlex.join(["subprune", *sys.argv[1:]])
-    result = replace(result, report=replace(result.report, command=command))
+def _write(result: Result, output: Path, json: bool, verified_on: str) -> None:
+    report = replace(
+        result.report,
+        command=shlex.join(["subprune", *sys.argv[1:]]),
+        notes=tuple(in_flags(note) for note in result.report.notes),
+        accuracy_on=verified_on or result.report.accuracy_on,
+    )
+    result = replace(result, report=report)
     save(result, output / "model.safetensors")
     write_atomic(output / "report.json", result.report.to_json().encode())
     result.report.save_html(output / "report.html")
