@@ -12,7 +12,7 @@ help:
 	@echo "make test   lint, type check and all tests"
 	@echo "make docs   build the documentation to build/site, warnings as errors"
 	@echo "make package  wheel and sdist, installed and tried in a clean environment"
-	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); about 20 minutes"
+	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); up to two hours"
 	@echo "make setup  only create .venv and install"
 
 setup: $(STAMP)

@@ -51,22 +51,34 @@ def table(config: Config, found: Found, reweight: bool, batchnorm: str, finetune
     return ["", f"## {', '.join(words)}", "", *head, *lines]
 
 
-def shortfalls(found: Found) -> list[str]:
-    """Cells of the three variants that keep less than the paper's share, with what BatchNorm taken anew gives."""
+def shortfalls(config: Config, found: Found) -> list[str]:
+    """Cells of the three variants that keep less than the paper's share with some BatchNorm, and all their results."""
     lines = []
     for method in OURS:
-        for reweight in (True, False):
-            anew = [{p.value: p for p in found.get((method, reweight, kind, "none"), [])} for kind in ANEW]
-            for point in found.get((method, reweight, "keep", "none"), []):
-                if point.difference is not None and point.difference < 0:
-                    others = " | ".join(cell(own.get(point.value)) for own in anew)
-                    head = f"{LABELS[method]} | {'yes' if reweight else 'no'} | {point.value:g}"
-                    lines.append(f"| {head} | {cell(point)} | {others} |")
+        for reweight in config.reweight:
+            kinds = [{p.value: p for p in found.get((method, reweight, kind, "none"), [])} for kind in ("keep", *ANEW)]
+            for value in config.values:
+                own = [points_.get(value) for points_ in kinds]
+                if any(p is not None and p.difference is not None and p.difference < 0 for p in own):
+                    head = f"{LABELS[method]} | {'yes' if reweight else 'no'} | {value:g}"
+                    lines.append(f"| {head} | {' | '.join(map(cell, own))} |")
     if not lines:
         return ["", "Every cell of the three variants keeps at least the paper's share of the dense accuracy."]
-    kinds = ["BatchNorm kept", *ANEW.values()]
-    head = ["| variant | reweighted | c | " + " | ".join(kinds) + " |", "|---" * (3 + len(kinds)) + "|"]
+    titles = ["BatchNorm kept", *ANEW.values()]
+    head = ["| variant | reweighted | c | " + " | ".join(titles) + " |", "|---" * (3 + len(titles)) + "|"]
     return ["", "## Where the three variants keep less than in the paper", "", *head, *lines]
+
+
+def not_run(config: Config, found: Found) -> list[str]:
+    """Which of the paper's tables have no row here at all."""
+    run = {(reweight, finetune) for _, reweight, _, finetune in found}
+    missing = [
+        f"{'with' if reweight else 'without'} reweighting, {words}"
+        for finetune, words in (("none", "no fine-tuning"), ("full", "fine-tuned on all data"))
+        for reweight in (True, False)
+        if (reweight, finetune) not in run
+    ]
+    return ["", f"Not run of the paper's table: {'; '.join(missing)}."] if missing else []
 
 
 def page(config: Config, rows: list[Row], notes: str) -> str:
@@ -74,22 +86,27 @@ def page(config: Config, rows: list[Row], notes: str) -> str:
     found = points(config, rows)
     pruned = [r for r in rows if r["value"] != 1]
     seeds = sorted({r["seed"] for r in pruned})
+    several = f"seeds {', '.join(map(str, seeds))}, a cell without ± has one"
+    said = several if len(seeds) > 1 else f"seed {seeds[0]}"
     lines = [
         f"# {config.title}",
         "",
-        f"Made by `experiments/results_page.py` from the committed rows; seeds {', '.join(map(str, seeds))} (a cell "
-        f"without ± has one), 10,000 test images. Dense top-1 {dense_top1(rows):.2f} here, {config.paper_dense} in the "
-        "paper. 512 augmented training images without labels (the gradient methods use labels); layerwise methods "
-        "share the target out by knapsack on their error curves, where the paper measures accuracy on 10,000 labelled "
-        "images. In brackets: the paper's top-1, and the share of the dense accuracy that is left, ours less the "
-        "paper's, in points. In the authors' code every reweighted or sequential run has BatchNorm taken anew on the "
-        "way, because the network is left in training mode; here it is a switch. A dash: not run.",
+        f"Made by `experiments/results_page.py` from the committed rows; {said}; 10,000 test images. Dense top-1 "
+        f"{dense_top1(rows):.2f} here, {config.paper_dense} in the paper. 512 augmented training images, without "
+        "labels but for the gradient methods and the greedy-fs pair (-fd draws from all training images). Budgets of "
+        f"layerwise methods: {config.layerwise}, on their own error curves (the greedy-fs pair on LayerInChange's), "
+        "where the paper measures accuracy on 10,000 labelled images; LayerSampling and the global methods have rules "
+        "of their own, the first with δ = 1e-12, in the paper 1e-16. In brackets: the paper's top-1, and the share of "
+        "the dense accuracy that is left, ours less the paper's, in points. In the authors' code every reweighted or "
+        "sequential run has BatchNorm taken anew on the way, because the network is left in training mode; here it is "
+        "a switch. A dash: not run.",
+        *not_run(config, found),
     ]
     for finetune in config.finetune:
         for reweight in config.reweight:
             for batchnorm in config.batchnorm:
                 lines += table(config, found, reweight, batchnorm, finetune)
-    lines += shortfalls(found)
+    lines += shortfalls(config, found)
     return "\n".join(lines) + "\n" + notes
 
 

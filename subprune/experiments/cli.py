@@ -160,7 +160,7 @@ def report(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
         written = write_report(read, store.rows(cell.key for cell in wanted), folder)
     out.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True, highlight=False)
     if not can_draw():
-        out.print("no figures: they need matplotlib; pip install 'subprune[experiments]'", highlight=False, markup=False)
+        out.print("no figures: they need matplotlib; pip install 'subprune[experiments]'", markup=False)
 
 
 @app.command(epilog="Example: subprune experiment export lenet-mnist lenet.csv")
