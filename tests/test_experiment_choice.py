@@ -51,7 +51,7 @@ def test_a_wrong_choice_is_found_before_the_first_cell(choice: dict[str, Any], m
 
 
 def test_a_run_with_a_wrong_choice_stops_at_once(tmp_path: Path) -> None:
-    text = [f"{name} = {json.dumps(value)}" for name, value in {**TINY, "only": "conv11"}.items()]
+    text = [f"{name} = {json.dumps(value)}" for name, value in {**TINY, "only": ["conv11"]}.items()]
     (tmp_path / "tiny.toml").write_text("\n".join(text))
     ran = CliRunner().invoke(app, ["run", str(tmp_path / "tiny.toml"), "--output", str(tmp_path), "--workers", "1"])
     assert isinstance(ran.exception, OptionError), ran.output
@@ -60,7 +60,7 @@ def test_a_run_with_a_wrong_choice_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_refused_options_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parse_config({**TINY, "values": [2], "only": "conv11"})  # as if nobody had checked
+    config = parse_config({**TINY, "values": [2], "only": ["conv11"]})  # as if nobody had checked
     (cell,) = cells_of(config)
     ((_, outcome),) = run_job(Job((cell,), ()), Context())
     assert (outcome.status, "did you mean 'conv1'" in outcome.values["note"]) == ("refused", True)
