@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 from workloads import IMAGES, Place, _paper_layers
 
 import subprune
+from subprune.batchnorm import recalibrate
+from subprune.data import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.training import count_correct
 from subprune.measure import count_parameters
@@ -32,6 +36,11 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         "subprune, default": {},
         "subprune, default, BatchNorm taken anew": {"batchnorm": "recalibrate"},
         "subprune, layer-weight-norm without reweighting": {"method": "layer-weight-norm", "reweight": False},
+        "subprune, layer-weight-norm without reweighting, BatchNorm taken anew": {
+            "method": "layer-weight-norm",
+            "reweight": False,
+            "batchnorm": "recalibrate",
+        },
     }.items():
         run = lambda options=options: subprune.prune(  # noqa: E731
             model, images, compression=compression, only=only, progress=False, time_calls=False, **options
@@ -39,8 +48,12 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         seconds, result = timed(run)
         found.append(_row(name, seconds, result.model, test, size))
     for name in ("MagnitudeImportance", "BNScaleImportance", "GroupTaylorImportance"):
-        seconds, small = timed(lambda name=name: _torch_pruning(model, only, name, images, labels, compression))
+        cut = functools.partial(_torch_pruning, model, only, name, images, labels)
+        ratio = _ratio(cut, size / compression, name)
+        seconds, small = timed(lambda cut=cut, ratio=ratio: cut(ratio))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
+        anew, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
+        found.append(_row(f"Torch-Pruning, {name}, BatchNorm taken anew", seconds + anew, small, test, size))
     return found
 
 
@@ -55,32 +68,33 @@ def _row(name: str, seconds: float, model: nn.Module, test: Any, size: int) -> d
 
 
 def _torch_pruning(
-    model: nn.Module, only: list[str], importance: str, images: torch.Tensor, labels: torch.Tensor, compression: float
+    model: nn.Module, only: list[str], importance: str, images: torch.Tensor, labels: torch.Tensor, ratio: float
 ) -> nn.Module:
-    """Global pruning at the smallest ratio, found by bisection, that meets the number of parameters."""
+    """A copy pruned globally at this ratio of channels."""
     import torch_pruning
 
-    goal, low, high, best = count_parameters(model) / compression, 0.0, 1.0, None
-    data = importance == "GroupTaylorImportance"
+    small = copy.deepcopy(model).eval()
+    ignored = [m for n, m in small.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and n not in only]
+    rule = getattr(torch_pruning.importance, importance)()
+    pruner = torch_pruning.pruner.BasePruner(
+        small, images[:1], rule, global_pruning=True, pruning_ratio=ratio, ignored_layers=ignored
+    )
+    if importance == "GroupTaylorImportance":
+        _gradients(small, images, labels)
+    pruner.step()
+    small.zero_grad(set_to_none=True)
+    return small
+
+
+def _ratio(cut: Callable[[float], nn.Module], goal: float, importance: str) -> float:
+    """The smallest ratio, found by bisection and not timed, that meets the number of parameters."""
+    low, high = 0.0, 1.0
     for _ in range(8):
-        ratio = (low + high) / 2
-        small = copy.deepcopy(model).eval()
-        ignored = [m for n, m in small.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and n not in only]
-        rule = getattr(torch_pruning.importance, importance)()
-        pruner = torch_pruning.pruner.BasePruner(
-            small, images[:1], rule, global_pruning=True, pruning_ratio=ratio, ignored_layers=ignored
-        )
-        if data:
-            _gradients(small, images, labels)
-        pruner.step()
-        if count_parameters(small) <= goal:
-            high, best = ratio, small
-        else:
-            low = ratio
-    if best is None:
-        raise RuntimeError(f"Torch-Pruning with {importance} did not reach compression {compression}")
-    best.zero_grad(set_to_none=True)
-    return best
+        middle = (low + high) / 2
+        low, high = (low, middle) if count_parameters(cut(middle)) <= goal else (middle, high)
+    if high == 1:
+        raise RuntimeError(f"Torch-Pruning with {importance} did not reach {goal:.0f} parameters")
+    return high
 
 
 def _gradients(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ import typer
 from run_cli import runner
 
 from subprune.cli.app import app
+from subprune.experiments import train
 from subprune.experiments.config import Config
 from subprune.methods import METHODS
 
@@ -46,8 +47,9 @@ def blocks(page: Path, language: str = "python") -> list[tuple[int, str]]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The lines of all shell blocks, in words."""
-    return [words for _, code in blocks(page, "sh") for line in code.splitlines() if (words := shlex.split(line, True))]
+    """The lines of all shell blocks, continued ones as one, in words."""
+    lines = (line for _, code in blocks(page, "sh") for line in code.replace("\\\n", " ").splitlines())
+    return [words for line in lines if (words := shlex.split(line, True))]
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +96,9 @@ def test_shell_blocks_work(
         elif program == "pip":
             extras = re.findall(r"\[([\w,]+)\]", args[-1])[0].split(",")
             assert all(re.search(rf"^{x} = \[", (ROOT / "pyproject.toml").read_text(), re.M) for x in extras), args
+        elif program == "python":
+            assert args[:2] == ["-m", "subprune.experiments.train"], args
+            train._parser().parse_args(args[2:])
         elif args[0] == "experiment":
             assert parses(args), args
         else:
