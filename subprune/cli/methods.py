@@ -35,9 +35,9 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as
         ]  # fmt: skip
         print_json({"methods": listed, "allocate": list(RULES)})
         return
-    table = Table("method", "statistics", "needs, beside inputs", "what it does")
+    table = Table("method", "statistics", "also needs", "what it does")
     for name, m in METHODS.items():
-        needs = "labelled --train-data" if m.needs_train_data else "labels" if m.needs_labels else "nothing"
+        needs = "--train-data" if m.needs_train_data else "labels" if m.needs_labels else "–"
         table.add_row(name, m.form, needs, m.summary)
     out.print(table)
     rules = Table("allocate", "how the target is shared out over the layers")
