@@ -14,7 +14,8 @@ from subprune.api import Result, prune
 from subprune.experiments.datasets import Images, calibration_batches, load
 from subprune.experiments.models import shipped_lenet
 from subprune.experiments.training import count_correct
-from subprune.storage import save, write_atomic
+from subprune.files import write_atomic
+from subprune.storage import save
 
 __all__ = ["RATIOS", "Row", "markdown", "run_demo", "table"]
 

@@ -31,7 +31,7 @@ from subprune.surgery import cut_in_place, duplicate
 if TYPE_CHECKING:
     from subprune.result import Result
 
-__all__ = ["describe_inputs", "load", "read_report", "save", "write_atomic"]
+__all__ = ["describe_inputs", "load", "read_report", "save"]
 
 FORMAT = "subprune-2"
 _KNOWN_FORMATS = (FORMAT,)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten
 
 from subprune.calibrate import Calibration
 from subprune.errors import DataError
-from subprune.storage import write_atomic
+from subprune.files import write_atomic
 
 __all__ = ["Cache", "fingerprint"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from subprune.errors import DataError
 from subprune.files import write_atomic
 
-__all__ = ["load_weights", "save_weights", "write_atomic"]
+__all__ = ["load_weights", "save_weights"]
 
 _SHOWN = 4
 # Old checkpoints lack this counter; BatchNorm only reads it when momentum is None.
