@@ -15,7 +15,7 @@ from subprune import budget
 from subprune.batchnorm import recalibrate
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
-from subprune.data import Batch, batches
+from subprune.data import Batch, batches, folded
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
@@ -51,7 +51,8 @@ def prune(
     compression: float | None = None, speedup: float | None = None, params: str | float | None = None,
     flops: str | float | None = None, latency: str | float | None = None, keep: float | None = None,
     budgets: Mapping[str, int] | None = None, method: str = "asym-in-change", allocate: str | None = None,
-    reweight: bool = True, epsilon: float | None = None, patches: str = "all", batchnorm: str = "keep",
+    reweight: bool = True, ridge: float | None = None, folds: int | None = None, epsilon: float | None = None,
+    patches: str = "all", batchnorm: str = "keep",
     train_data: Any = None, verify_data: Any = None, cache: str | Path | None = None, round_to: int | None = None,
     only: Any = None, ignore: Any = None, n_samples: int | None = 512, forward: Callable[[Any], Any] | None = None,
     seed: int = 0, time_calls: bool | None = None, dry_run: bool = False,
@@ -102,13 +103,16 @@ def prune(
     """
     options = Options(
         method=method, allocate=allocate, budgets=budgets, keep=keep, compression=compression, speedup=speedup,
-        params=params, flops=flops, latency=latency, only=only, ignore=ignore, reweight=reweight, epsilon=epsilon,
+        params=params, flops=flops, latency=latency, only=only, ignore=ignore, reweight=reweight,
+        ridge=ridge, folds=folds,
+        epsilon=epsilon,
         patches=patches, batchnorm=batchnorm, round_to=round_to, n_samples=n_samples, seed=seed, time_calls=time_calls,
     )  # fmt: skip
     started = time.perf_counter()
     check_model(model)
     check_call(forward, cache, dry_run)
-    calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
+    taken, parts = folded(batches(data, model, n_samples, forward=forward), options.parts)
+    calibration = Calibration.of(model, taken, parts)
     pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
     groups = _groups(calibration, options)
     with progress_bar(2 * len(groups), progress) as tick:
@@ -157,7 +161,7 @@ def _walk(demand: Demand, options: Options, tick: Callable[[str], None]) -> tupl
     counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
     left = [g for g in demand.groups if g.name in counts]
     done = walk(
-        demand.calibration, left, demand.method, counts, reweight=options.reweight,
+        demand.calibration, left, demand.method, counts, reweight=options.reweight, ridge=options.ridge,
         renew=options.batchnorm == "sequential", **demand.choices,
         tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
     )  # fmt: skip

@@ -18,12 +18,13 @@ from subprune import parallel
 from subprune.batchnorm import pooled
 from subprune.data import Batch, signature
 from subprune.errors import DataError, SubpruneError
+from subprune.folds import FoldedStatistics
 from subprune.fuse import Folds
 from subprune.masking import Override, model_tensors
 from subprune.patches import Convolution
 from subprune.record import Op, Program, record
 from subprune.statistics import Consumer as Reader
-from subprune.statistics import ConsumerStatistics, Statistics
+from subprune.statistics import ConsumerStatistics
 from subprune.structure import Consumer, Group, Structure, analyse
 
 __all__ = [
@@ -45,8 +46,18 @@ Found = TypeVar("Found")
 class Run:
     """A forward run of all batches, stopped between two operations."""
 
-    def __init__(self, programs: Sequence[Program], envs: list[dict[int, Tensor]], tensors: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        envs: list[dict[int, Tensor]],
+        tensors: dict[str, Tensor],
+        folds: Sequence[int] | None = None,
+    ) -> None:
         self.programs, self.envs, self.tensors = programs, envs, tensors
+        self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
+        self.versions: list[dict[str, Tensor]] = []
+        """Tensors of the model fitted without each fold, which that fold runs through; empty: all run through one."""
+        self._fused: dict[int, Folds] = {}  # folded weights of each version
         self.position = 0
         self.override: dict[int, Override] = {}
         self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
@@ -59,10 +70,24 @@ class Run:
 
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
-        other = Run(self.programs, [dict(env) for env in self.envs], self.tensors)
+        other = Run(self.programs, [dict(env) for env in self.envs], self.tensors, self.folds)
         other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
-        other.renew = self.renew
+        other.renew, other.versions, other._fused = self.renew, self.versions, self._fused
         return other
+
+    def tensors_of(self, batch: int) -> dict[str, Tensor]:
+        """The parameters and buffers that a batch is computed with."""
+        return self.versions[self.folds[batch]] if self.versions else self.tensors
+
+    def _fuse_of(self, batch: int) -> Folds | None:
+        if self.fuse is None or not self.versions:
+            return self.fuse
+        return self._fused.setdefault(self.folds[batch], {})
+
+    def _go(self, batch: int, stop: int | None, override: Mapping[int, Override]) -> None:
+        """Run one batch from the present position."""
+        tensors, fuse = self.tensors_of(batch), self._fuse_of(batch)
+        self.programs[batch].run(self.envs[batch], tensors, self.position, stop, override=override, fuse=fuse)
 
     def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
         """Run every batch up to, not including, operation `stop`; `watch` replaces operations on the way."""
@@ -72,20 +97,21 @@ class Run:
             found = pooled([self.argument(norm, i) for i in range(len(self.envs))])
             new = {name: x.to(self.tensors[name]) for name, x in zip(self.renew[norm], found, strict=True)}
             self.tensors = {**self.tensors, **new}
+            self.versions = [{**own, **new} for own in self.versions]
         self._advance(stop, override)
 
     def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
         if stop <= self.position:
             return
-        for program, env in zip(self.programs, self.envs, strict=True):
-            program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
+        for i in range(len(self.envs)):
+            self._go(i, stop, override)
         self.position = stop
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""
         override = {**self.override, **(watch or {})}
-        for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
-            program.run(env, self.tensors, self.position, stop, override=override, fuse=self.fuse)
+        for i in range(len(self.envs)):
+            self._go(i, stop, override)
             yield i
         self.position = max(self.position, stop)
 
@@ -93,7 +119,7 @@ class Run:
         """Run to the end, one batch at a time, and yield its first output; the run is used up."""
         for i in self.each(len(self.programs[0].ops)):
             program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.outputs[0], env, self.tensors)
+            yield program.fetch_output(program.outputs[0], env, self.tensors_of(i))
             env.clear()
 
     def answers(self, function: Callable[[Tensor], Found]) -> list[Found]:
@@ -104,8 +130,8 @@ class Run:
 
         def one(i: int) -> Found:
             own, env = self.programs[i], self.envs[i]
-            own.run(env, self.tensors, self.position, override=self.override, fuse=self.fuse)
-            found = function(own.fetch_output(own.outputs[0], env, self.tensors))
+            self._go(i, None, self.override)
+            found = function(own.fetch_output(own.outputs[0], env, self.tensors_of(i)))
             env.clear()
             return found
 
@@ -121,7 +147,7 @@ class Run:
         """The activation that a linear, convolution or norm operation, the next one, is about to read."""
         program = self.programs[batch]
         op = program.ops[index]
-        return program.arguments(op, self.envs[batch], self.tensors)[input_position(op)]
+        return program.arguments(op, self.envs[batch], self.tensors_of(batch))[input_position(op)]
 
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""
@@ -130,8 +156,8 @@ class Run:
     def outputs(self) -> list[list[Tensor]]:
         """The model's outputs, batch by batch; the run must be at its end."""
         return [
-            [program.fetch_output(i, env, self.tensors) for i in program.outputs]
-            for program, env in zip(self.programs, self.envs, strict=True)
+            [program.fetch_output(vid, env, self.tensors_of(i)) for vid in program.outputs]
+            for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True))
         ]
 
 
@@ -166,13 +192,19 @@ class Calibration:
     batches: Sequence[Batch]
     structure: Structure
     programs: Sequence[Program]  # one per batch
+    folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
     cache: dict[str, Any] = field(default_factory=dict, repr=False)  # what methods computed for all groups at once
 
     @classmethod
-    def of(cls, model: nn.Module, batches: Sequence[Batch]) -> Calibration:
+    def of(cls, model: nn.Module, batches: Sequence[Batch], folds: Sequence[int] = ()) -> Calibration:
         """Record the model once per shape of batch."""
         programs = _programs(model, batches, {})
-        return cls(model, batches, analyse(programs[0]), programs)
+        return cls(model, batches, analyse(programs[0]), programs, folds)
+
+    @property
+    def n_folds(self) -> int:
+        """Into how many folds the batches are divided."""
+        return 1 + max(self.folds, default=0)
 
     def on(self, batches: Sequence[Batch]) -> Calibration:
         """The same model and structure with other batches."""
@@ -184,7 +216,7 @@ class Calibration:
         program = self.structure.program
         tensors = model_tensors(self.model, program)
         envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
-        run = Run(self.programs, envs, tensors)
+        run = Run(self.programs, envs, tensors, self.folds or None)
         run.fuse = {}
         return run
 
@@ -301,13 +333,19 @@ class Trace:
 
 
 def group_statistics(
-    group: Group, form: str, current: Run, dense: Run, generator: torch.Generator | None = None
-) -> tuple[list[Statistics], Run | None]:
-    """Statistics of all reweightable consumers of a group.
+    group: Group,
+    form: str,
+    current: Run,
+    dense: Run,
+    generator: torch.Generator | None = None,
+    gone: Mapping[int, Tensor] | None = None,
+) -> tuple[list[FoldedStatistics], Run | None]:
+    """Statistics of all reweightable consumers of a group, block by block, in folds.
 
     Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
     ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one. With
     a `generator`, convolutions are seen at as many random patches of each image as their kernel has positions.
+    `gone` says, by operation, which inputs of a consumer were removed with other groups before.
 
     No consumer is computed twice: the last one only has its input looked at, since its weights are about to
     change; where the target needs the dense outputs, a fork of the dense run that has passed all
@@ -315,28 +353,48 @@ def group_statistics(
     """
     consumers = sorted(group.reweightable, key=lambda c: c.use.op)
     program, symmetric = current.programs[0], form != "asymmetric"
+    folds = 1 + max(current.folds)
+    readers = {c.use.op: reader(c, program, f"layer {c.name!r}") for c in consumers}
     gather = {
-        c.use.op: ConsumerStatistics(reader(c, program, f"layer {c.name!r}"), symmetric, generator=generator)
-        for c in consumers
+        op: [ConsumerStatistics(own, symmetric, generator=generator) for _ in range(folds)]
+        for op, own in readers.items()
     }
     source, passed = current.fork(), None if symmetric else dense.fork()
     for consumer in consumers:
         index = consumer.use.op
         source.advance(index)
         if passed is None:
-            for i in range(len(source.envs)):
-                gather[index].update(source.argument(index, i))
+            for i, fold in enumerate(source.folds):
+                gather[index][fold].update(source.argument(index, i))
         else:
             _side_by_side(consumer, source, passed, gather[index])
-    weights = {c.use.op: consumer_weight(c, current.tensors) if symmetric else None for c in consumers}
-    found = [gather[c.use.op].result(weights[c.use.op]) for c in group.reweightable]
-    return [s for blocks in found for s in blocks], passed
+    blocks = []
+    for consumer in group.reweightable:
+        op = consumer.use.op
+        weight = consumer_weight(consumer, current.tensors) if symmetric else None
+        blocks += _blocks(gather[op], weight, (gone or {}).get(op))
+    return blocks, passed
 
 
-def _side_by_side(consumer: Consumer, current: Run, dense: Run, gather: ConsumerStatistics) -> None:
+def _blocks(
+    gathered: Sequence[ConsumerStatistics], weight: Tensor | None, gone: Tensor | None
+) -> list[FoldedStatistics]:
+    """One consumer's blocks; weight: as the layer has it, where it makes the target; gone: [inputs] bool."""
+    parts = [own.accumulators() for own in gathered]  # [folds][blocks]
+    weights = [None] * len(parts[0]) if weight is None else gathered[0].consumer.weight_blocks(weight)
+    blocks = []
+    for i, first in enumerate(parts[0]):
+        off = None if gone is None else gone.repeat_interleave(first.d // len(gone))
+        blocks.append(FoldedStatistics([fold[i] for fold in parts], weights[i], off))
+    return blocks
+
+
+def _side_by_side(
+    consumer: Consumer, current: Run, dense: Run, gather: Sequence[ConsumerStatistics]
+) -> None:
     """Inputs of the pruned run with outputs of the dense run, which passes the consumer, batch by batch."""
     seen: list[Tensor] = []
     trace = Trace([consumer], lambda n, c, x, y: seen.append(x if y is None else y))
     dense.advance(consumer.use.op)
     for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
-        gather.update(current.argument(consumer.use.op, i), seen.pop())
+        gather[current.folds[i]].update(current.argument(consumer.use.op, i), seen.pop())

@@ -20,6 +20,9 @@ from subprune.structure.select import as_items
 
 __all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
 
+FOLDS = 4
+"""Folds of the calibration inputs: each is judged by a model fitted to the other three."""
+
 TARGETS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 
 
@@ -36,6 +39,8 @@ class PruneOptions(TypedDict, total=False):
     method: str
     allocate: str | None
     reweight: bool
+    ridge: float | None
+    folds: int | None
     epsilon: float | None
     patches: str
     batchnorm: str
@@ -85,6 +90,8 @@ class Options:
     flops: str | float | None = None
     latency: str | float | None = None
     reweight: bool = True
+    ridge: float | None = None  # None: chosen on held-out inputs
+    folds: int | None = None  # None: 4, or 1 for the plain fit
     epsilon: float | None = None
     patches: str = "all"
     batchnorm: str = "keep"
@@ -125,6 +132,13 @@ class Options:
     def rule(self) -> str:
         """The budget rule that is used."""
         return self.allocate or find_method(self.method).allocate or "knapsack"
+
+    @property
+    def parts(self) -> int:
+        """Into how many folds the inputs are divided; the plain fit of the paper sees all at once."""
+        if self.folds is not None:
+            return self.folds
+        return FOLDS if self.reweight and self.ridge != 0 else 1
 
     @property
     def multiple(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subprune.calibrate import Calibration, Run, consumer_weight, group_statistics
 from subprune.errors import DataError, OptionError, closest
+from subprune.folds import FoldedStatistics
 from subprune.greedy import KeepOrder
 from subprune.statistics import Statistics
 from subprune.structure import Group
@@ -81,19 +82,16 @@ class Ranker:
         return self.setting.generator(self.group.name)
 
     @cached_property
+    def folded(self) -> list[FoldedStatistics]:
+        """G, C, t of every consumer, in the method's form, fold by fold."""
+        sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
+        blocks, self.passed = group_statistics(self.group, self.form, self.current, self.dense, sampled, self.gone)
+        return blocks
+
+    @cached_property
     def statistics(self) -> list[Statistics]:
         """G, C, t of every consumer, in the method's form."""
-        sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
-        found, self.passed = group_statistics(self.group, self.form, self.current, self.dense, sampled)
-        return [s if off is None else s.without(off) for s, off in zip(found, self._gone_columns(found), strict=True)]
-
-    def _gone_columns(self, found: Sequence[Statistics]) -> list[Tensor | None]:
-        """For each of the statistics, which columns are gone; None if all are there."""
-        lost = [self.gone.get(c.use.op) for c in self.group.reweightable for _ in range(c.groups)]
-        return [
-            None if off is None else off.repeat_interleave(s.width // len(off))
-            for s, off in zip(found, lost, strict=True)
-        ]
+        return [block.whole() for block in self.folded]
 
     @property
     def labels(self) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from subprune.errors import OptionError, closest
 from subprune.statistics import Statistics
 
-__all__ = ["METHODS", "Reweighting", "solve"]
+__all__ = ["METHODS", "Reweighting", "relative_error", "solve"]
 
 METHODS = ("least-squares", "none")
 
@@ -37,11 +37,15 @@ def solve(
     intercept: bool = False,
     weight: Tensor | None = None,
     tolerance: float | None = None,
+    ridge: float = 0.0,
+    toward: Tensor | None = None,
 ) -> Reweighting:
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
 
     "least-squares" minimises ``‖Y − B_S X‖²``; with ``intercept`` a constant column joins in, whose
-    weights are the shift of the bias. "none" keeps the given ``weight`` [d, m] on the kept columns.
+    weights are the shift of the bias. A `ridge` adds ``ridge · Σ_j G_jj·‖X_j − toward_j‖²``, which draws the
+    weights of the columns, not of the constant, to `toward` [d, m]; the error is reported without it.
+    "none" keeps the given ``weight`` [d, m] on the kept columns.
     """
     if method not in METHODS:
         raise OptionError(f"reweighting {method!r}: {closest(method, METHODS)}allowed are {METHODS}")
@@ -53,22 +57,37 @@ def solve(
             )
         new = torch.zeros_like(stats.cross)
         new[columns] = weight.detach().to(new)[columns]
-        return Reweighting(new, None, _error(stats, new), len(columns), 0, float("nan"), "none")
+        return Reweighting(new, None, relative_error(stats, new), len(columns), 0, float("nan"), "none")
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
+    pull = ridge * gram.diagonal().clamp_min(0)  # [q], strength of the ridge on each column
     if intercept:
         sums = stats.sums[columns]
         count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)
         gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
         cross = torch.cat([cross, stats.target_sums[None]])
-    factor = _Factor(gram, stats.tolerance if tolerance is None else tolerance)
-    solution = factor.solve(cross)  # [q (+1), m]
-    solution += factor.solve(cross - gram @ solution)  # one step of refinement
+    system, wanted = _with_ridge(gram, cross, pull, None if toward is None else toward[columns])
+    factor = _Factor(system, stats.tolerance if tolerance is None else tolerance)
+    solution = factor.solve(wanted)  # [q (+1), m]
+    solution += factor.solve(wanted - system @ solution)  # one step of refinement
     left = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
     error = max(0.0, left) / stats.energy if stats.energy else 0.0
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
     return Reweighting(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
+
+
+def _with_ridge(
+    gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
+    if not bool(pull.any()):
+        return gram, cross
+    system, wanted, q = gram.clone(), cross.clone(), len(pull)
+    system.diagonal()[:q] += pull
+    if toward is not None:
+        wanted[:q] += pull[:, None] * toward.detach().to(wanted)
+    return system, wanted
 
 
 def _part(gram: Tensor, columns: Tensor) -> Tensor:
@@ -130,7 +149,7 @@ def _largest(matrix: Tensor) -> float:
     return float(x.norm())
 
 
-def _error(stats: Statistics, weight: Tensor) -> float:
+def relative_error(stats: Statistics, weight: Tensor) -> float:
     """‖Y − B·weight‖² / ‖Y‖² from the statistics, in [0, ∞)."""
     if stats.energy == 0:
         return 0.0

@@ -175,6 +175,33 @@ class Accumulator:
         for total, part in zip(self._products.tensors(), new.tensors(), strict=True):
             total += part.to(total.device)
 
+    @classmethod
+    def merged(cls, parts: Sequence[Accumulator]) -> Accumulator:
+        """The sums over the rows of all parts, which stay as they are; a single part is handed back itself."""
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        total = cls(first.d, first.m, first.units, first.where)
+        for part in parts:
+            if part._products is None:
+                continue
+            total._energy += part._energy
+            total._precision = max(total._precision, part._precision)
+            total._target_sums = part._target_sums + total._target_sums.to(part._target_sums.device)
+            total.rows += part.rows
+            if total._products is None:
+                gram, cross, sums = (x.clone() for x in part._products.tensors())
+                total._products = Products(gram, cross, sums, 0, torch.float64)
+                continue
+            for mine, theirs in zip(total._products.tensors(), part._products.tensors(), strict=True):
+                mine += theirs
+        return total
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the sums hold."""
+        return 0 if self._products is None else sum(x.nbytes for x in self._products.tensors())
+
     def _gathered(self) -> Products:
         if self._products is None:
             raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
@@ -346,8 +373,12 @@ class ConsumerStatistics:
         if (weight is None) == self.symmetric:
             form = "symmetric: result needs" if self.symmetric else "asymmetric: result takes no"
             raise OptionError(f"{self.consumer.where}: these statistics are {form} the layer's weight")
-        self._settle()
         if weight is None:
-            return [part.result() for part in self.parts]
+            return [part.result() for part in self.accumulators()]
         blocks = self.consumer.weight_blocks(weight)
-        return [part.result_for_weight(w) for part, w in zip(self.parts, blocks, strict=True)]
+        return [part.result_for_weight(w) for part, w in zip(self.accumulators(), blocks, strict=True)]
+
+    def accumulators(self) -> list[Accumulator]:
+        """The sums so far, one per block."""
+        self._settle()
+        return self.parts

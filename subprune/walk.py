@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,17 +18,18 @@ from subprune import parallel
 from subprune.batchnorm import stored_norms
 from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
 from subprune.errors import OptionError
+from subprune.fit import Fitted, fit
 from subprune.greedy import KeepOrder
-from subprune.masking import keep_mask, overrides, zero
+from subprune.masking import Keep, Override, keep_mask, overrides, zero
 from subprune.memory import give_back
 from subprune.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.registry import Method, Ranker, Ranking, Setting
 from subprune.reweight import solve
-from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
 __all__ = ["Decision", "Walk", "alone", "walk"]
 
+Block = TypeVar("Block")
 _LARGE = 32 * 2**20  # bytes of a layer's G that are worth giving back before the next layer
 
 
@@ -41,7 +42,11 @@ class Decision:
     order: tuple[int, ...]
     errors: tuple[float, ...] = ()  # error curve, if the method has one: relative residual for every k
     dependent: tuple[int, ...] = ()  # units that added nothing to those before
-    error: float = float("nan")  # relative input change left after reweighting, on the calibration data
+    error: float = float("nan")  # relative input change left after reweighting, on the inputs that were fitted
+    held_out: float = float("nan")  # the same on inputs that were not fitted
+    ridge: tuple[float, ...] = ()  # strength of the ridge of every fit
+    growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖
+    rows: int = 0  # the fewest rows that a fit had
     seconds: float = 0.0
     rank: int = 0  # independent columns among those kept, over all consumers
     columns: int = 0  # columns kept
@@ -54,6 +59,8 @@ class Walk:
     decisions: dict[str, Decision]
     tensors: dict[str, Tensor]
     dense: Run  # of the dense model, past the last group
+    versions: list[dict[str, Tensor]] = field(default_factory=list)  # the same fitted without each fold
+    override: dict[int, Override] = field(default_factory=dict)  # corrected operations of the masked model
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were taken anew
     notes: list[str] = field(default_factory=list)
 
@@ -65,6 +72,7 @@ def walk(
     counts: Mapping[str, int],
     *,
     reweight: bool = True,
+    ridge: float | None = 0.0,
     renew: bool = False,
     tick: Tick = lambda stage, group: None,
     **choices: Any,
@@ -73,11 +81,13 @@ def walk(
 
     The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left, with
     `renew` at what it computes once the BatchNorm statistics on the way are taken anew.
+    `ridge` draws fits toward the old weights, None with a strength chosen on held-out inputs.
     `choices` are those of `Setting`: seed, epsilon, patches, train_data.
     """
     setting = Setting(calibration, tuple(groups), **choices)
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
+    versions = [current.tensors] * calibration.n_folds if reweight and calibration.n_folds > 1 else []
     current.renew = stored_norms(calibration.structure.program) if renew else {}
     past_dense, past_current = Passage(dense, groups), Passage(current, groups)
     alone = method.form == "layer"  # then the pruned model's activations are never looked at
@@ -90,13 +100,14 @@ def walk(
         decision, ranking = found.result()
         started = time.perf_counter()
         tick("reweight", ranker.group)
-        _apply(ranker, decision, ranking, current, reweight)
+        _apply(ranker, decision, ranking, current, versions, reweight, ridge)
         _note_gone(gone, ranker.group, decision.kept)
         decisions[ranker.group.name] = decision
         wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
         if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
             dense.go_on_from(ranker.passed)
         large = any(s.gram.nbytes > _LARGE for s in ranker.__dict__.pop("statistics", []))
+        ranker.__dict__.pop("folded", None)
         if large:
             give_back()
         decision.seconds += spent + time.perf_counter() - started
@@ -121,7 +132,9 @@ def walk(
         settle()
     if current.renew:
         current.advance(len(current.programs[0].ops))
-    return Walk(decisions, current.tensors, dense, renewed=tuple(n for pair in current.renew.values() for n in pair))
+    renewed = tuple(name for pair in current.renew.values() for name in pair)
+    versions = [{**own, **{name: current.tensors[name] for name in renewed}} for own in versions]
+    return Walk(decisions, current.tensors, dense, versions, current.override, renewed)
 
 
 def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
@@ -148,24 +161,43 @@ def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
     return decision, ranking
 
 
-def _apply(ranker: Ranker, decision: Decision, ranking: Ranking, current: Run, reweight: bool) -> None:
-    """Switch the other units off in the current run, with new weights for what reads them."""
+def _apply(
+    ranker: Ranker,
+    decision: Decision,
+    ranking: Ranking,
+    current: Run,
+    versions: list[dict[str, Tensor]],
+    reweight: bool,
+    ridge: float | None,
+) -> None:
+    """Switch the other units off in the current run, with new weights for what reads them; in `versions` too."""
     group, mark = ranker.group, ranker.start
     keep = keep_mask(group, decision.kept)
     if reweight and len(decision.kept) < group.n_units:
-        _reweight(ranker, decision, current)
+        _reweight(ranker, decision, current, versions, ridge)
     elif not reweight:
         if ranking.scale is not None:
             _scale(group, ranking.scale(len(decision.kept)), current)
         if "statistics" in ranker.__dict__:
             _measure_plain(ranker, decision, current)
-    tensors = dict(current.tensors)
-    zero(tensors, group, keep)
-    current.tensors = tensors
+    current.tensors, *versions[:] = _switched_off(group, keep, [current.tensors, *versions])
     current.override.update(overrides(current.programs[0], [(group, keep)]))
     if mark is not None:
         mark.tensors, mark.override = current.tensors, current.override
         current.envs, current.position = mark.envs, mark.position
+
+
+def _switched_off(group: Group, keep: Keep, models: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Several versions of a model with removed units zeroed; they go on sharing the tensors that they share."""
+    zeroed: dict[int, Tensor] = {}  # by the identity of the tensor before
+    results = []
+    for tensors in models:
+        new = dict(tensors)
+        zero(new, group, keep)
+        for name in {slot.tensor for slot in group.slots}:
+            new[name] = zeroed.setdefault(id(tensors[name]), new[name])
+        results.append(new)
+    return results
 
 
 def _note_gone(gone: dict[int, Tensor], group: Group, kept: Sequence[int]) -> None:
@@ -185,37 +217,62 @@ def _scale(group: Group, scale: Tensor, current: Run) -> None:
     current.tensors = tensors
 
 
-def _blocks(ranker: Ranker) -> list[tuple[Consumer, list[Statistics]]]:
-    """The statistics of each consumer."""
-    found, at = [], 0
-    for consumer in ranker.group.reweightable:
-        found.append((consumer, ranker.statistics[at : at + consumer.groups]))
+def _blocks(group: Group, blocks: Sequence[Block]) -> list[tuple[Consumer, Sequence[Block]]]:
+    """What belongs to each consumer."""
+    pairs, at = [], 0
+    for consumer in group.reweightable:
+        pairs.append((consumer, blocks[at : at + consumer.groups]))
         at += consumer.groups
-    return found
+    return pairs
 
 
-def _reweight(ranker: Ranker, decision: Decision, current: Run) -> None:
-    tensors = dict(current.tensors)
-    left = total = 0.0
-    for consumer, blocks in _blocks(ranker):
-        found = [solve(s, decision.kept) for s in blocks]
-        decision.rank += sum(f.rank for f in found)
-        decision.columns += sum(f.columns for f in found)
-        left += sum(f.error * s.energy for f, s in zip(found, blocks, strict=True))
-        total += sum(s.energy for s in blocks)
-        old = tensors[consumer.use.weight]
-        rows = torch.cat([f.weight.T for f in found])  # [outputs, inputs / groups · kernel positions]
-        shape = consumer_weight(consumer, tensors).shape
-        new = rows.reshape(shape).to(old)
-        tensors[consumer.use.weight] = new.transpose(0, 1) if consumer.use.in_dim == 0 else new
-    current.tensors = tensors
-    decision.error = left / total if total else 0.0
+def _reweight(
+    ranker: Ranker, decision: Decision, current: Run, versions: list[dict[str, Tensor]], ridge: float | None
+) -> None:
+    """Fit every consumer, for the model itself and for each fold's version of it."""
+    models = [dict(tensors) for tensors in (current.tensors, *versions)]
+    fits: list[Fitted] = []
+    pairs = list(zip(ranker.folded, ranker.statistics, strict=True))
+    for consumer, blocks in _blocks(ranker.group, pairs):
+        old = _matrices(consumer, current.tensors)
+        own = [fit(*block, decision.kept, w, ridge) for block, w in zip(blocks, old, strict=True)]
+        for i, tensors in enumerate(models):
+            new = [f.weight if i == 0 else f.versions[i - 1] for f in own]
+            tensors[consumer.use.weight] = _as_weight(consumer, tensors, new)
+        fits += own
+    current.tensors, *versions[:] = models
+    _note_fits(decision, fits)
+
+
+def _note_fits(decision: Decision, fits: Sequence[Fitted]) -> None:
+    """What the fits of all consumers say together."""
+    total = sum(f.energy for f in fits)
+    decision.error = sum(f.error * f.energy for f in fits) / total if total else 0.0
+    decision.held_out = sum(f.held_out * f.energy for f in fits) / total if total else 0.0
+    decision.ridge = tuple(f.ridge for f in fits)
+    decision.growth = max(f.growth for f in fits)
+    decision.rows = min(f.rows for f in fits)
+    decision.rank = sum(f.rank for f in fits)
+    decision.columns = sum(f.columns for f in fits)
+
+
+def _matrices(consumer: Consumer, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """A consumer's weight as one matrix [d, m] for each block."""
+    return [w.flatten(1).T for w in consumer_weight(consumer, tensors).chunk(consumer.groups)]
+
+
+def _as_weight(consumer: Consumer, tensors: Mapping[str, Tensor], blocks: Sequence[Tensor]) -> Tensor:
+    """Matrices [d, m], one per block, as the consumer holds its weight."""
+    old = tensors[consumer.use.weight]
+    rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · kernel positions]
+    new = rows.reshape(consumer_weight(consumer, tensors).shape).to(old)
+    return new.transpose(0, 1) if consumer.use.in_dim == 0 else new
 
 
 def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:
     """The relative input change when the old weights stay, or are scaled."""
     left = total = 0.0
-    for consumer, blocks in _blocks(ranker):
+    for consumer, blocks in _blocks(ranker.group, ranker.statistics):
         weight = consumer_weight(consumer, current.tensors)
         for s, w in zip(blocks, weight.chunk(consumer.groups), strict=True):
             left += solve(s, decision.kept, method="none", weight=w.flatten(1).T).error * s.energy
@@ -226,11 +283,13 @@ def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:
 def alone(ranker: Ranker, ranking: Ranking, k: int, reweight: bool) -> Run:
     """The state of the dense model with only this group pruned, to k units: its tensors and overrides.
 
+    Fits are plain least squares here.
+
     The run that comes back holds no values; it lends its tensors and overrides to other runs.
     """
     state = Run(ranker.dense.programs, [], ranker.dense.tensors)
     decision = Decision(ranker.group.name, tuple(sorted(ranking.order[:k])), ranking.order)
     unmoved = copy.copy(ranker)  # shares the statistics
     unmoved.start = None
-    _apply(unmoved, decision, ranking, state, reweight)
+    _apply(unmoved, decision, ranking, state, [], reweight, 0.0)
     return state
