@@ -93,7 +93,7 @@ class Run:
         """Run to the end, one batch at a time, and yield its first output; the run is used up."""
         for i in self.each(len(self.programs[0].ops)):
             program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.outputs[0], env, self.tensors)
+            yield program.fetch_output(program.answer, env, self.tensors)
             env.clear()
 
     def answers(self, function: Callable[[Tensor], Found]) -> list[Found]:
@@ -105,7 +105,7 @@ class Run:
         def one(i: int) -> Found:
             own, env = self.programs[i], self.envs[i]
             own.run(env, self.tensors, self.position, override=self.override, fuse=self.fuse)
-            found = function(own.fetch_output(own.outputs[0], env, self.tensors))
+            found = function(own.fetch_output(own.answer, env, self.tensors))
             env.clear()
             return found
 

@@ -93,6 +93,12 @@ class Program:
         for out in self.outputs:
             self._last_use[out] = len(self.ops)
 
+    @property
+    def answer(self) -> int:
+        """Value id of the output that is looked at: the first floating one, or the first if there is none."""
+        floating = (v for v in self.outputs if self.values[v].dtype.is_floating_point)
+        return next(floating, self.outputs[0])
+
     def last_use(self, value: int) -> int:
         """Index of the last operation that reads the value; ``len(ops)`` for outputs; -1 for none."""
         return self._last_use.get(value, -1)
