@@ -25,6 +25,7 @@ __all__ = [
     "agreement",
     "count_flops",
     "count_parameters",
+    "flops_per_input",
     "latency",
     "predictions",
     "side_by_side",
@@ -48,6 +49,11 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
             return _counted(model, shapes, fake)
     except Exception:
         return _counted(model, inputs, contextlib.nullcontext())
+
+
+def flops_per_input(model: nn.Module, batch: Batch) -> int:
+    """`count_flops` of a call on the batch, over the number of its inputs."""
+    return count_flops(model, batch.inputs) // max(1, batch.size)
 
 
 def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextManager[Any]) -> int:

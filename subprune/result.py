@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from subprune import measure
+from subprune.answers import main_output
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
+from subprune.compare import compare
 from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.options import Options
@@ -90,26 +92,28 @@ def make_result(
     data = fingerprint(calibration.batches)
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
-    same, change, accuracy = _compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches)
+    program = calibration.structure.program
+    fitted = compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches, program)
+    accuracy = fitted.accuracy
     if verify:
-        accuracy = _compare(_outputs(dense, verify.batches), _outputs(small, verify.batches), verify.batches)[2]
+        outputs = (_outputs(dense, verify.batches), _outputs(small, verify.batches))
+        accuracy = compare(*outputs, verify.batches, program).accuracy
     timing = _timing(dense, small, first, options)
     report = Report(
         plan,
         (measure.count_parameters(dense), measure.count_parameters(small)),
-        (measure.count_flops(dense, first.inputs), measure.count_flops(small, first.inputs)),
+        (measure.flops_per_input(dense, first), measure.flops_per_input(small, first)),
         sum(b.size for b in calibration.batches),
         seconds,
-        same,
+        fitted,
+        None,
         _skipped(calibration, groups),
         (*done.notes, *_remarks(plan, options, verify, accuracy), *timing.notes),
-        output_change=change,
         accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
         latency=timing.latency,
         latency_inputs=timing.inputs,
         latency_calls=timing.calls,
-        batch=first.size,
         model=type(dense).__name__,
         layers=layers(calibration, small),
         versions=library_versions(),
@@ -183,42 +187,12 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _compare(
-    before: Iterable[Tensor], after: Iterable[Tensor], batches: Sequence[Batch]
-) -> tuple[float, float, tuple[float, float] | None]:
-    """Share of samples with the same largest output (nan if there is but one), the relative change of
-    outputs, and top-1 accuracy before and after, where every batch has one label per row of the output."""
-    same = total = labelled = 0
-    right = [0, 0]
-    gap = energy = 0.0
-    for a, b, batch in zip(before, after, batches, strict=True):
-        if a.shape[-1:] != (1,) and a.ndim:
-            same += int((a.argmax(-1) == b.argmax(-1)).sum())
-            total += a.argmax(-1).numel()
-        gap += float((a.double() - b.double()).square().sum())
-        energy += float(a.double().square().sum())
-        labels = batch.labels
-        if labels is not None and _fits(labels, a):
-            labelled += 1
-            right = [n + int((x.argmax(-1) == labels).sum()) for n, x in zip(right, (a, b), strict=True)]
-    nan = float("nan")
-    accuracy = (right[0] / total, right[1] / total) if total and labelled == len(batches) else None
-    return (same / total if total else nan), (gap / energy if energy else nan), accuracy
-
-
-def _fits(labels: Tensor, output: Tensor) -> bool:
-    """Whether there is one class number per row of the output."""
-    if labels.is_floating_point() or output.shape[:-1] != labels.shape:
-        return False
-    return labels.numel() > 0 and int(labels.max()) < output.shape[-1]
-
-
 def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The first output tensor, batch by batch."""
+    """The output that is looked at, batch by batch."""
     for batch in batches:
         with eval_mode(model), torch.no_grad():
-            found = flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1])))[0]
-        yield found  # outside: a generator that is left waiting must not hold the modes
+            output = main_output(flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1]))))
+        yield output  # outside: a generator that is left waiting must not hold the modes
 
 
 @dataclass(frozen=True)

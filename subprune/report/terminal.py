@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,10 +12,21 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from subprune.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
-__all__ = ["as_text", "error_left", "faster", "measured", "percent", "report_table", "report_text", "timed"]
+__all__ = [
+    "as_text",
+    "comparisons",
+    "error_left",
+    "faster",
+    "measured",
+    "percent",
+    "report_table",
+    "report_text",
+    "timed",
+]
 
 
 def as_text(parts: Iterable[Any], width: int = 110) -> str:
@@ -48,7 +59,7 @@ def faster(a: float, b: float) -> str:
 
 def timed(report: Report) -> str:
     """What the latency is about."""
-    n, calls = report.latency_inputs or report.batch, report.latency_calls
+    n, calls = report.latency_inputs, report.latency_calls
     return f"for {n:,} input{'' if n == 1 else 's'}" + (f", median of {calls} calls" if calls else "")
 
 
@@ -72,13 +83,26 @@ def report_text(report: Report) -> str:
     return as_text(parts)
 
 
+def comparisons(report: Report) -> list[tuple[str, str, str]]:
+    """How the outputs compare: what is said, the figure, and the inputs it is about with the figure on others."""
+    shown, fitted = report.compared, report.fitted
+    figures: list[tuple[str, Callable[[Comparison], str]]] = []
+    if not math.isnan(shown.agreement):
+        same = "agreement with the dense model"
+        figures.append((same, lambda c: f"same answer for {percent(c.agreement)} of {c.kind}s"))
+    if shown.kind and not math.isnan(shown.output_change):
+        figures.append(("output change", lambda c: percent(c.output_change)))
+    elif not math.isnan(shown.output_change):
+        figures.append(("relative output error", lambda c: percent(c.relative_error)))
+    if report.held_out is None:
+        return [(name, words(shown), "on the calibration data itself, which flatters") for name, words in figures]
+    where = f"on {shown.inputs:,} held-out input{'' if shown.inputs == 1 else 's'}"
+    return [(name, words(shown), f"{where}; on fitted inputs: {words(fitted)}") for name, words in figures]
+
+
 def measured(report: Report) -> list[tuple[str, str]]:
     """Measured figures beyond sizes, in words."""
-    found: list[tuple[str, str]] = []
-    if not math.isnan(report.agreement):
-        found.append(("agreement with the dense model", percent(report.agreement)))
-    if not math.isnan(report.output_change):
-        found.append(("output change", percent(report.output_change)))
+    found = [(name, f"{value}, {where}") for name, value, where in comparisons(report)]
     if report.accuracy is not None:
         a, b = report.accuracy
         found.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))

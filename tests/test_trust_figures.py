@@ -1,0 +1,201 @@
+"""Figures are what they say: what outputs answer, FLOPs per input, latencies with their spread, and whole seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subprune
+from subprune.answers import read
+from subprune.compare import Comparison, compare
+from subprune.data import Batch
+from subprune.record import record
+from subprune.report import Report
+
+QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
+
+
+def batch(*inputs: Tensor, labels: Tensor | None = None) -> Batch:
+    return Batch((inputs, {}), labels, inputs[0].shape[0])
+
+
+# ---- what outputs answer --------------------------------------------------------------------------
+
+
+class Then(nn.Module):
+    """A model, and a function of its output."""
+
+    def __init__(self, model: nn.Module, function: Any) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.model(x))
+
+
+class Plus(nn.Module):
+    """A model beside its own input."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :4] + self.model(x)[..., :4] if x.ndim == 2 else x - self.model(x)
+
+
+image, series, signal = torch.randn(2, 3, 8, 8), torch.randn(2, 6, 5), torch.randn(2, 5, 20)
+tokens = torch.randint(0, 11, (2, 6))
+conv = nn.Conv2d(3, 7, 3, padding=1)
+language = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+READINGS: dict[str, tuple[nn.Module, Tensor, int | None, str]] = {
+    "classes": (nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), image, 1, "input"),
+    "one column": (nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), image, None, ""),
+    "one number": (Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), lambda y: y[:, 0]), image, None, ""),
+    "pooled convolution": (nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()), image, 1, "input"),
+    "mean of a convolution": (Then(conv, lambda y: y.mean((2, 3))), image, 1, "input"),
+    "segmenter": (nn.Sequential(conv, nn.Upsample(scale_factor=2), nn.Softmax(1)), image, 1, "pixel"),
+    "segmenter in a dict": (Then(conv, lambda y: {"mask": y.argmax(1), "out": y}), image, 1, "pixel"),
+    "segmenter, classes last": (Then(conv, lambda y: y.permute(0, 2, 3, 1).log_softmax(-1)), image, 3, "pixel"),
+    "linear on pixels": (Then(nn.Linear(8, 6), lambda y: y.permute(0, 3, 1, 2)), image, 1, "pixel"),
+    "denoiser": (Plus(nn.Conv2d(3, 3, 3, padding=1)), image, None, ""),
+    "autoencoder": (nn.Conv2d(3, 3, 3, padding=1), image, None, ""),
+    "super-resolution": (nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2)), image, None, ""),
+    "tokens": (language, tokens, 2, "token"),
+    "tokens in one row": (Then(language, lambda y: y.flatten(0, 1)), tokens, 1, "token"),
+    "classes of a series": (nn.Linear(5, 4), series, 2, "token"),
+    "classes of a signal": (nn.Conv1d(5, 4, 3), signal, 1, "position"),
+    "features": (nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16), nn.LayerNorm(16)), tokens, None, ""),
+    "embedding": (nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16)), image, None, ""),
+    "direction": (
+        Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 16)), nn.functional.normalize), image, None, "",
+    ),
+    "tanh": (nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh()), image, None, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_what_an_output_answers(name: str) -> None:
+    model, x, dim, kind = READINGS[name]
+    program = record(model, ((x,), {}))
+    with torch.no_grad():
+        output = program.call(((x,), {}), dict(model.named_parameters()))[program.outputs.index(program.answer)]
+    reading = read(output, batch(x), program)
+    assert (reading.dim, reading.kind) == (dim, kind)
+
+
+def test_labels_decide_what_an_output_answers() -> None:
+    x = torch.randn(4, 3, 6, 6)
+    pixels = torch.randint(0, 3, (4, 6, 6))
+    assert read(x, batch(x)).dim is None  # three classes of a colour image, or three colours
+    assert read(x, batch(x, labels=pixels)).dim == 1
+    assert read(torch.randn(4, 5), batch(x, labels=torch.randn(4, 5))).dim is None
+    assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 9, (4, 5)))).dim == 1
+    assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 5, (4, 9)))).dim == 2
+
+
+# ---- comparisons ----------------------------------------------------------------------------------
+
+
+def test_pixels_are_compared_over_their_classes() -> None:
+    x, a = torch.randn(2, 1, 4, 6), torch.randn(2, 5, 4, 6)
+    b = a.clone()
+    b[0, :, 1, 2] = b[0, :, 1, 2].roll(1)  # one pixel has another class; along the width, up to five answers change
+    labels = a.argmax(1)
+    labels[1, 0, :3] = -100
+    labels[1, 3, 3] = (labels[1, 3, 3] + 1) % 5
+    seen = compare([a], [b], [batch(x, labels=labels)])
+    assert (seen.inputs, seen.answers, seen.kind) == (2, 48, "pixel")
+    assert seen.agreement == 47 / 48
+    assert seen.accuracy == (44 / 45, 43 / 45)
+    assert seen.output_change == pytest.approx(float((a - b).square().sum() / a.square().sum()), rel=1e-6)
+
+
+def test_tokens_are_compared_one_by_one() -> None:
+    ids, a = torch.randint(0, 9, (3, 4)), torch.randn(3, 4, 9)
+    b = a.clone()
+    b[2, 3] = -b[2, 3]
+    seen = compare([a[:2], a[2:]], [b[:2], b[2:]], [batch(ids[:2]), batch(ids[2:])])
+    assert (seen.inputs, seen.answers, seen.kind, seen.agreement) == (3, 12, "token", 11 / 12)
+
+
+def test_numbers_have_an_error_and_no_agreement() -> None:
+    x, a = torch.randn(4, 7), torch.randn(4, 1)
+    seen = compare([a], [1.1 * a], [batch(x, labels=torch.tensor([0, 1, 0, 1]))])
+    assert math.isnan(seen.agreement)
+    assert (seen.kind, seen.answers, seen.accuracy) == ("", 0, None)
+    assert seen.output_change == pytest.approx(0.01, rel=1e-4)
+    assert seen.relative_error == pytest.approx(0.1, rel=1e-4)
+
+
+def test_masked_logits_give_a_finite_change() -> None:
+    x, a = torch.randn(4, 7), torch.randn(4, 3)
+    a[:, 1] = -math.inf
+    b = a.clone()
+    b[0, 0] += 1.0
+    finite = a[:, [0, 2]]
+    seen = compare([a], [b], [batch(x)])
+    assert seen.output_change == pytest.approx(1.0 / float(finite.square().sum()), rel=1e-5)
+    b[0, 1] = 0.0
+    assert compare([a], [b], [batch(x)]).output_change == math.inf
+    assert compare([0 * finite], [0 * finite], [batch(x)]).output_change == 0.0
+
+
+def test_accuracy_needs_labels_for_every_batch() -> None:
+    x, a = torch.randn(4, 7), torch.randn(4, 3)
+    labels = a.argmax(1)
+    assert compare([a, a], [a, a], [batch(x, labels=labels), batch(x)]).accuracy is None
+    assert compare([a], [a], [batch(x, labels=labels + 3)]).accuracy is None
+    assert compare([a], [-a], [batch(x, labels=labels)]).accuracy == (1.0, 0.0)
+
+
+# ---- the report -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def segmented() -> Report:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1))
+    return subprune.prune(model, torch.randn(20, 3, 6, 6), keep=0.5, **QUIET).report
+
+
+def test_report_on_fitted_inputs_says_so(segmented: Report) -> None:
+    assert segmented.held_out is None
+    assert (segmented.fitted.inputs, segmented.fitted.answers, segmented.fitted.kind) == (20, 720, "pixel")
+    assert segmented.agreement == segmented.fitted.agreement < 1
+    text, page = " ".join(str(segmented).split()), segmented.to_html()
+    assert (
+        f"same answer for {segmented.agreement:.2%} of pixels, on the calibration data itself, which flatters" in text
+    )
+    assert f"<b>{segmented.agreement:.1%}</b><span>of pixels: same answer as before, on the calibration data" in page
+
+
+def test_report_on_held_out_inputs_shows_both(segmented: Report) -> None:
+    report = replace(segmented, held_out=Comparison(7, 252, "pixel", 0.813, 0.04, (0.9, 0.8)))
+    assert (report.agreement, report.output_change) == (0.813, 0.04)
+    text, page = " ".join(str(report).split()), report.to_html()
+    fitted = report.fitted
+    assert f"81.30% of pixels, on 7 held-out inputs; on fitted inputs: same answer for {fitted.agreement:.2%}" in text
+    assert "flatters" not in text + page
+    assert f"on 7 held-out inputs; on fitted inputs: {fitted.agreement:.1%}" in page
+    again = Report.from_json(report.to_json())
+    assert again.held_out == report.held_out
+    assert again.to_json() == report.to_json()
+    assert Report.from_json(segmented.to_json()).held_out is None
+
+
+def test_report_of_numbers_has_an_error() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
+    report = subprune.prune(model, torch.randn(40, 6), keep=0.3, **QUIET).report
+    assert math.isnan(report.agreement)
+    said = f"relative output error: {math.sqrt(report.output_change):.2%}"
+    assert said in str(report)
+    assert "agreement" not in str(report)
+    assert "relative output error" in report.to_html()
+    assert math.isnan(Report.from_json(report.to_json()).agreement)
