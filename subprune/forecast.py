@@ -64,7 +64,7 @@ class Forecast:
         words = "would leave" if self.feasible else "cannot meet the target; the smallest model has"
         return (
             f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
-            f"{f / max(1, h):.2f}× fewer FLOPs"
+            f"{f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
         )
 
     def table(self) -> Table:

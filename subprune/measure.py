@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from subprune.borrow import eval_mode, unchanged
 from subprune.data import Batch
 from subprune.program import flat_tensors
 from subprune.record import Inputs, plain
+from subprune.recurrent import recurrent_flops
 
 __all__ = [
     "Latency",
@@ -38,7 +39,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_flops(model: nn.Module, inputs: Inputs) -> int:
-    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add).
+    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add), and those of
+    recurrent layers, which it does not count.
 
     Shapes are all it takes, so nothing is computed unless the model's way depends on the numbers.
     """
@@ -60,11 +62,38 @@ def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextM
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with eval_mode(model), torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        with eval_mode(model), torch.no_grad(), mode, counter, _recurrent(counter) as more:
             model(*inputs[0], **inputs[1])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-    return int(counter.get_total_flops())
+    return int(counter.get_total_flops()) + sum(more)
+
+
+@contextlib.contextmanager
+def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
+    """What calls of recurrent layers add to the counter's total, which sees some of their kernels only."""
+    more: list[int] = []
+    seen: list[int] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            seen.append(counter.get_total_flops())
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        own = recurrent_flops(module, args, kwargs)
+        if own is not None:
+            more.append(own - (counter.get_total_flops() - seen.pop()))
+
+    hooks = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, with_kwargs=True),
+    ]
+    try:
+        yield more
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)

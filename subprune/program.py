@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from subprune.errors import StructureError
 from subprune.fuse import Chain, Folds, chains
 
-__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors"]
+__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors", "input_count"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -238,3 +238,9 @@ def flat_tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
+
+
+def input_count(inputs: Inputs) -> int:
+    """How many inputs a call is about: the length of its first tensor."""
+    first = flat_tensors(inputs)[0]
+    return max(1, first.shape[0]) if first.ndim else 1

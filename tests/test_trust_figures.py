@@ -14,7 +14,10 @@ import subprune
 from subprune.answers import read
 from subprune.compare import Comparison, compare
 from subprune.data import Batch
+from subprune.errors import BudgetError
+from subprune.measure import count_flops
 from subprune.record import record
+from subprune.recurrent import recurrent_flops
 from subprune.report import Report
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
@@ -199,3 +202,68 @@ def test_report_of_numbers_has_an_error() -> None:
     assert "agreement" not in str(report)
     assert "relative output error" in report.to_html()
     assert math.isnan(Report.from_json(report.to_json()).agreement)
+
+
+# ---- FLOPs ----------------------------------------------------------------------------------------
+
+
+class First(nn.Module):
+    """A recurrent layer between two others; its last output, whatever comes with it."""
+
+    def __init__(self, layer: nn.Module, made: int) -> None:
+        super().__init__()
+        self.fc1, self.layer, self.fc2 = nn.Linear(4, 5), layer, nn.Linear(made, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(self.fc1(x).relu())
+        return self.fc2(y[0] if isinstance(y, tuple) else y)
+
+
+RECURRENT: dict[str, tuple[Any, int, tuple[int, ...]]] = {
+    "lstm": (lambda: nn.LSTM(5, 7, batch_first=True), 7, (2, 6, 4)),
+    "deep lstm, both directions": (lambda: nn.LSTM(5, 7, num_layers=3, bidirectional=True), 14, (2, 6, 4)),
+    "gru": (lambda: nn.GRU(5, 7, num_layers=2, batch_first=True), 7, (2, 6, 4)),
+    "rnn": (lambda: nn.RNN(5, 7, bidirectional=True), 14, (2, 6, 4)),
+    "lstm cell": (lambda: nn.LSTMCell(5, 7), 7, (2, 4)),
+    "gru cell": (lambda: nn.GRUCell(5, 7), 7, (2, 4)),
+    "rnn cell": (lambda: nn.RNNCell(5, 7), 7, (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("fake", [True, False])
+def test_recurrent_layers_are_counted(name: str, fake: bool) -> None:
+    """Every weight of the layer is used once a step; so are those of the linear layers around it."""
+    build, made, shape = RECURRENT[name]
+    model, x = First(build(), made).eval(), torch.randn(shape)
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    expected = 2 * matrices * (x.numel() // 4)
+    assert count_flops(model, ((x,), {})) == expected
+    assert sum(op.flops for op in record(model, ((x,), {}), fake=fake).ops) == expected
+    assert subprune.inspect(model, x).flops == expected // 2
+
+
+def test_projections_and_packed_sequences_are_counted() -> None:
+    layer = nn.LSTM(5, 7, num_layers=2, bidirectional=True, proj_size=3)
+    matrices = sum(p.numel() for p in layer.parameters() if p.ndim == 2)
+    assert recurrent_flops(layer, (torch.randn(6, 2, 5),), {}) == 2 * 12 * matrices
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(6, 2, 5), torch.tensor([6, 3]))
+    assert recurrent_flops(layer, (), {"input": packed}) == 2 * 9 * matrices
+    assert recurrent_flops(nn.Linear(2, 2), (torch.randn(2, 2),), {}) is None
+
+
+def test_flops_are_for_one_input_everywhere() -> None:
+    """Whatever the batches are: in the table, in the forecast, in the report and in the budget's message."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)), torch.randn(24, 6)
+    whole = 2 * (6 * 10 + 10 * 4)
+    for data in (x, x.split(8), [{"input": x}]):
+        seen = subprune.prune(model, data, keep=0.5, dry_run=True)
+        report = subprune.prune(model, data, keep=0.5, **QUIET).report
+        assert seen.flops == report.flops == (whole, whole // 2)
+        with pytest.raises(BudgetError, match=r"allows 7 FLOPs per input, .* 20 are left"):
+            subprune.prune(model, data, flops=7, **QUIET)
+    for count in (1, 3, 24):
+        table = subprune.inspect(model, x[:count])
+        assert (table.flops, table["0"].flops_per_unit) == (whole, (20, 20))
+    assert f"{whole} FLOPs per input" in str(table)

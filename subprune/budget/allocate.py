@@ -61,12 +61,12 @@ class Demand:
         if self.params is not None:
             limit = int(amount("params", self.params, self.cost.params({})))
             return Target("params", limit, f"params={self.params!r}")
+        inputs = self.calibration.batches[0].size
         if self.flops is not None:
-            inputs = self.calibration.batches[0].size
             limit = int(amount("flops", self.flops, self.cost.flops({}) / inputs) * inputs)
-            return Target("flops", limit, f"flops={self.flops!r}")
+            return Target("flops", limit, f"flops={self.flops!r}", inputs)
         ratio = self.speedup or 1.0
-        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}")
+        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}", inputs)
 
     def counts(self, name: str) -> Counts:
         """Units to keep in every group, by the rule of that name."""

@@ -100,7 +100,8 @@ class Report:
         """One line."""
         return (
             f"{self.plan.method}: {self.parameters[0]:,} → {self.parameters[1]:,} parameters "
-            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs, {self.seconds:.1f} s on {self.samples} inputs"
+            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, {self.seconds:.1f} s on "
+            f"{self.samples} inputs"
         )
 
     def to_dict(self) -> dict[str, Any]:
