@@ -17,7 +17,7 @@ from torch import Tensor
 from subprune.data import Batch
 from subprune.program import Op, Program, Ref, Value, flat_tensors
 
-__all__ = ["IGNORED", "Reading", "fitting", "main_output", "read"]
+__all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
 
 IGNORED = -100  # PyTorch's label for answers that do not count
 
@@ -66,6 +66,12 @@ def read(output: Tensor, batch: Batch, program: Program | None = None) -> Readin
         return Reading(None)
     shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
     return Reading(dim, _kind(shape, dim, batch))
+
+
+def read_program(program: Program, batch: Batch) -> Reading:
+    """How the output of a recorded run on the batch is read, before there are any outputs."""
+    value = program.values[program.answer]
+    return read(torch.empty(value.shape, dtype=value.dtype, device="meta"), batch, program)
 
 
 def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:

@@ -92,8 +92,8 @@ def prune(
         n_samples: how many inputs are used; None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
-        time_calls: measure both models' latency for the report: on the first batch (True), on one input where that
-            takes long (None), or not at all.
+        time_calls: measure both models' latency for the report: on the first batch (True, or with `latency`), on one
+            input (None), or not at all (False).
         dry_run: return a `Forecast` of what would go and what it would cost; nothing is pruned.
         progress: None (a bar where somebody looks), True, False, or a function that gets every `Step`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from subprune.answers import main_output
 from subprune.borrow import eval_mode, unchanged
+from subprune.compare import compare
 from subprune.data import Batch
 from subprune.program import flat_tensors
 from subprune.record import Inputs, plain
@@ -28,7 +31,7 @@ __all__ = [
     "count_parameters",
     "flops_per_input",
     "latency",
-    "predictions",
+    "outputs",
     "side_by_side",
 ]
 
@@ -98,12 +101,16 @@ def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per call: the median of repeated runs, and the middle half of them."""
+    """Seconds per call: the median of repeated runs, and the quartiles between which the middle half of them lies."""
 
     median: float
     low: float
     high: float
     repeats: int
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return self.low, self.high
 
 
 def latency(model: nn.Module, inputs: Inputs, *, repeats: int = 20, warmup: int = 3) -> Latency:
@@ -163,24 +170,21 @@ def _wait(inputs: Inputs) -> None:
         torch.mps.synchronize()
 
 
-def predictions(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
-    """The class with the largest output (first output tensor, last dimension), batch by batch."""
-    with eval_mode(model), torch.no_grad():
-        return [flat_tensors(plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
+def outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """The output that is looked at, batch by batch: the first floating one."""
+    for batch in batches:
+        with eval_mode(model), torch.no_grad():
+            output = main_output(flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1]))))
+        yield output  # outside: a generator that is left waiting must not hold the modes
 
 
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """Share of labelled samples whose largest output is their label."""
-    right = total = 0
-    for batch, found in zip(batches, predictions(model, batches), strict=True):
-        if batch.labels is not None:
-            right += int((found == batch.labels).sum())
-            total += batch.labels.numel()
-    return right / total if total else float("nan")
+    """Share of labelled answers that are right; nan if there are no labels that fit."""
+    one, other = itertools.tee(outputs(model, batches))
+    both = compare(one, other, batches).accuracy
+    return float("nan") if both is None else both[0]
 
 
 def agreement(model: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float:
-    """Share of samples on which two models predict the same class; needs no labels."""
-    pairs = list(zip(predictions(model, batches), predictions(other, batches), strict=True))
-    same = sum(int((a == b).sum()) for a, b in pairs)
-    return same / max(1, sum(a.numel() for a, _ in pairs))
+    """Share of answers that two models have in common; needs no labels."""
+    return compare(outputs(model, batches), outputs(other, batches), batches).agreement

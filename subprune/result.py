@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from subprune import measure
-from subprune.answers import main_output
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
@@ -22,8 +21,6 @@ from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
-from subprune.program import flat_tensors
-from subprune.record import eval_mode, plain
 from subprune.report import GuaranteeLine, Layer, Report
 from subprune.storage import describe_inputs
 from subprune.structure import Group
@@ -93,11 +90,11 @@ def make_result(
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
-    fitted = compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches, program)
+    fitted = compare(done.dense.finish(), measure.outputs(small, calibration.batches), calibration.batches, program)
     accuracy = fitted.accuracy
     if verify:
-        outputs = (_outputs(dense, verify.batches), _outputs(small, verify.batches))
-        accuracy = compare(*outputs, verify.batches, program).accuracy
+        both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
+        accuracy = compare(*both, verify.batches, program).accuracy
     timing = _timing(dense, small, first, options)
     report = Report(
         plan,
@@ -111,9 +108,7 @@ def make_result(
         (*done.notes, *_remarks(plan, options, verify, accuracy), *timing.notes),
         accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
-        latency=timing.latency,
-        latency_inputs=timing.inputs,
-        latency_calls=timing.calls,
+        **timing.figures(),
         model=type(dense).__name__,
         layers=layers(calibration, small),
         versions=library_versions(),
@@ -187,40 +182,46 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The output that is looked at, batch by batch."""
-    for batch in batches:
-        with eval_mode(model), torch.no_grad():
-            output = main_output(flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1]))))
-        yield output  # outside: a generator that is left waiting must not hold the modes
-
-
 @dataclass(frozen=True)
 class _Timing:
-    """Seconds per call before and after; what was called, and remarks."""
+    """Calls of both models, before and after; how many inputs a call had, and remarks."""
 
-    latency: tuple[float, float] | None = None
+    latencies: tuple[measure.Latency, ...] = ()
     inputs: int = 0
-    calls: int = 0
     notes: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """The report's fields."""
+        if not self.latencies:
+            return {}
+        a, b = self.latencies
+        return {
+            "latency": (a.median, b.median),
+            "latency_spread": (a.spread, b.spread),
+            "latency_inputs": self.inputs,
+            "latency_calls": a.repeats,
+            "latency_threads": torch.get_num_threads(),
+        }
 
 
 _CALLS, _MANY_CALLS, _SECONDS = 20, 40, 2.0
 
 
 def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) -> _Timing:
-    """Time both models on the first batch; where that takes long and nobody asked for it, on its first input."""
+    """Time both models: on the first batch where that was asked for, else on its first input.
+
+    What a call is does not depend on how fast the machine is. After two seconds fewer calls are enough.
+    """
     if options.time_calls is False:
         return _Timing()
     models, asked = (dense, small), options.latency
     if options.time_calls or asked is not None:
         a, b = measure.side_by_side(models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS)
-        notes = () if asked is None else (LatencyTarget(asked).verdict(a.median, b.median),)
-        return _Timing((a.median, b.median), batch.size, a.repeats, notes)
-    once = measure.latency(dense, batch.inputs, repeats=1, warmup=0).median
-    timed = batch if 2 * _CALLS * once < _SECONDS else first_samples(batch, 1)
+        notes = () if asked is None else (LatencyTarget(asked).verdict(a, b),)
+        return _Timing((a, b), batch.size, notes)
     try:
-        a, b = measure.side_by_side(models, timed.inputs, repeats=_CALLS, seconds=_SECONDS)
+        found = measure.side_by_side(models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS)
     except Exception as error:  # a model that takes whole batches only
-        return _Timing(notes=(f"latency was not measured, a call with one input failed ({type(error).__name__})",))
-    return _Timing((a.median, b.median), timed.size, a.repeats)
+        why = f"a call with one input failed ({type(error).__name__}); time_calls=True times the first batch"
+        return _Timing(notes=(f"latency was not measured, {why}",))
+    return _Timing(found, 1)

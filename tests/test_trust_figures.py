@@ -12,10 +12,14 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.answers import read
+from subprune.budget import accuracy_curves
+from subprune.budget.latency import LatencyTarget
+from subprune.calibrate import Calibration
 from subprune.compare import Comparison, compare
-from subprune.data import Batch
-from subprune.errors import BudgetError
-from subprune.measure import count_flops
+from subprune.data import Batch, batches
+from subprune.errors import BudgetError, DataError
+from subprune.measure import Latency, accuracy, count_flops
+from subprune.methods import find_method
 from subprune.record import record
 from subprune.recurrent import recurrent_flops
 from subprune.report import Report
@@ -267,3 +271,76 @@ def test_flops_are_for_one_input_everywhere() -> None:
         table = subprune.inspect(model, x[:count])
         assert (table.flops, table["0"].flops_per_unit) == (whole, (20, 20))
     assert f"{whole} FLOPs per input" in str(table)
+
+
+# ---- budgets by answers ---------------------------------------------------------------------------
+
+
+def test_budgets_by_agreement_count_pixels() -> None:
+    """Pruned alone to k channels, the curve is the agreement of pixels that the report of that model has."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1)), torch.randn(30, 3, 6, 4)
+    calibration = Calibration.of(model, batches(x, model))
+    groups, method = calibration.structure.inner(), find_method("layer-in-change")
+    found = accuracy_curves(calibration, calibration, groups, method, labels=False, fractions=(0.25, 0.5, 1.0))
+    for k, value in zip(found["0"].counts, found["0"].values, strict=True):
+        report = subprune.prune(model, x, budgets={"0": k}, method="layer-in-change", **QUIET).report
+        assert value == pytest.approx(report.agreement, abs=1.01 / 720)
+    labels = torch.randint(0, 5, (30, 6, 4))
+    labels[:, 0] = -100
+    verification = calibration.on([replace(b, labels=labels) for b in calibration.batches])
+    with torch.no_grad():
+        right = (model(x).argmax(1) == labels)[:, 1:].float().mean()
+    found = accuracy_curves(calibration, verification, groups, method, fractions=(1.0,))
+    assert found["0"].values[-1] == pytest.approx(float(right), abs=1e-6)
+    assert accuracy(model, verification.batches) == pytest.approx(float(right), abs=1e-6)
+
+
+def test_budgets_by_answers_are_refused_for_numbers() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)), torch.randn(40, 6)
+    with pytest.raises(DataError, match="outputs are numbers; give allocate= another rule"):
+        subprune.prune(model, x, compression=2, allocate="equal-agreement", **QUIET)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
+    wrong = [{"input": x, "labels": torch.zeros(40, 2, dtype=torch.int64)}]
+    with pytest.raises(DataError, match=r"of shape \(40,\); verify_data has labels of shape \(40, 2\)"):
+        subprune.prune(model, x, compression=2, allocate="equal-accuracy", verify_data=wrong, **QUIET)
+
+
+# ---- latency --------------------------------------------------------------------------------------
+
+
+def timed(report: Report, before: tuple[float, float, float], after: tuple[float, float, float]) -> Report:
+    """The report with these medians and quartiles, in milliseconds."""
+    medians, spreads = zip(*((m / 1e3, (low / 1e3, high / 1e3)) for low, m, high in (before, after)), strict=True)
+    return replace(
+        report, latency=medians, latency_spread=spreads, latency_inputs=1, latency_calls=20, latency_threads=2
+    )
+
+
+def test_latency_has_a_spread_and_a_basis(segmented: Report) -> None:
+    report = timed(segmented, (3.9, 4.0, 4.2), (1.9, 2.0, 2.1))
+    said = "2.00× faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads, median of 20 calls"
+    assert said in " ".join(str(report).split())
+    assert "faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads" in report.to_html()
+    again = Report.from_json(report.to_json())
+    assert again.latency_spread is not None
+    assert again.latency_spread[0] == pytest.approx((0.0039, 0.0042))
+    assert again.latency_threads == 2
+
+
+@pytest.mark.parametrize("after", [(2.5, 3.0, 3.95), (3.0, 4.1, 5.0), (4.1, 6.0, 7.0)])
+def test_no_verdict_where_the_spreads_overlap(segmented: Report, after: tuple[float, float, float]) -> None:
+    report = timed(segmented, (3.9, 4.0, 4.2), after)
+    text, page = str(report), report.to_html()
+    assert "no measurable difference: 4 ms (3.9–4.2) → " in " ".join(text.split())
+    assert "no measurable difference" in page
+    assert not any(word in text + page for word in ("faster", "slower"))
+
+
+def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
+    target, dense = LatencyTarget("50%"), Latency(10.0, 9.0, 11.0, 40)
+    assert target.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith("target met: latency='50%' allows")
+    assert target.verdict(dense, Latency(6.0, 5.6, 6.1, 40)).startswith("target missed: ")
+    for small in (Latency(4.9, 4.0, 5.1, 40), Latency(5.1, 5.0, 5.2, 40), Latency(4.0, 3.0, 4.6, 40)):
+        assert target.verdict(dense, small).startswith("target within the noise: ")
+    assert LatencyTarget(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")

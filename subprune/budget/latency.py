@@ -20,7 +20,7 @@ from subprune.budget.allocate import Demand, allocate
 from subprune.budget.target import Counts, amount
 from subprune.errors import BudgetError
 from subprune.masking import keep_mask
-from subprune.measure import side_by_side
+from subprune.measure import Latency, side_by_side
 from subprune.surgery import cut_in_place, duplicate
 
 __all__ = ["LatencyTarget", "by_latency"]
@@ -45,13 +45,19 @@ class LatencyTarget:
     def met(self, dense: float, small: float, margin: float = 1.0) -> bool:
         return small <= margin * self.allowed(dense)
 
-    def verdict(self, dense: float, small: float) -> str:
-        """In words, whether it was met."""
-        found = (
-            f"latency={self.asked!r} allows {self.allowed(dense) * 1e3:.3g} ms a call, {small * 1e3:.3g} ms "
-            f"({small / dense:.0%} of {dense * 1e3:.3g} ms) were measured"
+    def verdict(self, dense: Latency, small: Latency) -> str:
+        """In words, whether it was met; where the spread of the calls covers the limit, that this cannot be said."""
+        said = (
+            f"latency={self.asked!r} allows {self.allowed(dense.median) * 1e3:.3g} ms a call, "
+            f"{small.median * 1e3:.3g} ms ({small.median / dense.median:.0%} of {dense.median * 1e3:.3g} ms) were "
+            "measured"
         )
-        return f"target met: {found}" if self.met(dense, small) else f"target missed: {found}; ask for less"
+        if small.high <= self.allowed(dense.low):
+            return f"target met: {said}"
+        if small.low > self.allowed(dense.high):
+            return f"target missed: {said}; ask for less"
+        spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
+        return f"target within the noise: {said}, and {spread}; ask for less to be sure"
 
 
 def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:

@@ -90,7 +90,7 @@ def prune(
     ] = "keep",
     time: Annotated[
         bool | None,
-        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: as few as needed]."),
+        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: with one input]."),
     ] = None,
     guarantees: Annotated[
         bool | None,

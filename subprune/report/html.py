@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import error_left, faster, measured, percent, timed
+from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed
 
 if TYPE_CHECKING:
     from subprune.compare import Comparison
@@ -65,6 +65,8 @@ def _head(r: Report) -> str:
         "given budgets",
     )  # fmt: skip
     words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
+    if r.parts:
+        words += f" ({spent(r)})"
     return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'
 
 
@@ -79,9 +81,10 @@ def _figures(r: Report) -> str:
         (f"{r.speedup:.2f}×", f"fewer FLOPs per input: {_big(f)} → {_big(g)}"),
     ]
     if r.latency is not None:
-        a, b = r.latency
-        ratio, _, word = faster(a, b).partition(" ")
-        shown.append((ratio, f"{word}: {a * 1e3:.3g} → {b * 1e3:.3g} ms {timed(r)}"))
+        ratio, _, word = faster(r).partition(" ")
+        if ratio == "no":
+            ratio, word = "≈", faster(r)
+        shown.append((ratio, f"{word}: {milliseconds(r)} {timed(r)}"))
     if r.accuracy is not None:
         a, b = r.accuracy
         shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
