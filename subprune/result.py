@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,11 @@ from subprune.calibrate import Calibration
 from subprune.compare import compare
 from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
+from subprune.methods import find_method
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
 from subprune.report import GuaranteeLine, Layer, Report
+from subprune.stopwatch import Stopwatch
 from subprune.storage import describe_inputs
 from subprune.structure import Group
 from subprune.walk import Decision, Walk
@@ -51,11 +53,29 @@ class Result:
         why = unprovable(self.plan.method, self.plan.options)
         if why:
             raise OptionError(why)
+        self._check_same(found)
         lines = []
         for g in found.groups:
-            for b in g.budgets:
-                lines.append(GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, g.assumptions))
+            words = g.assumptions if found.patches == "all" else (*g.assumptions, "at random patches of each image")
+            lines += [GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
+
+    def _check_same(self, found: Guarantees) -> None:
+        """Refuse bounds of another selection."""
+        plan = self.plan
+        own = {"form": find_method(plan.method).form, "data": plan.data, "patches": plan.options.get("patches", "all")}
+        if own["patches"] == "random":
+            own["seed"] = plan.options.get("seed", 0)
+        differing = [f"{name}={getattr(found, name)!r} there, {x!r} here" for name, x in own.items()
+                     if getattr(found, name) != x]  # fmt: skip
+        if found.form != "layer":  # then every group depends on what the groups before have kept
+            counts = {g.name: g.budgets[0].k for g in found.groups}
+            differing += [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+        if differing:
+            raise OptionError(
+                f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
+                "data, n_samples, patches, seed and form, and with budgets=result.plan.counts"
+            )
 
 
 def library_versions() -> dict[str, str]:
@@ -78,11 +98,13 @@ def make_result(
     done: Walk,
     options: Options,
     *,
-    seconds: float,
+    watch: Stopwatch,
     eager: bool,
     verify: Calibration | None,
+    tick: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Plan and report of a finished pruning."""
+    tick("comparing outputs")
     dense, first = calibration.model, calibration.batches[0]
     tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
     parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
@@ -95,13 +117,18 @@ def make_result(
     if verify:
         both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
         accuracy = compare(*both, verify.batches, program).accuracy
+    tick("counting and timing")
     timing = _timing(dense, small, first, options)
+    parameters = (measure.count_parameters(dense), measure.count_parameters(small))
+    flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
+    shown = layers(calibration, small)
+    watch.lap("measuring")
     report = Report(
         plan,
-        (measure.count_parameters(dense), measure.count_parameters(small)),
-        (measure.flops_per_input(dense, first), measure.flops_per_input(small, first)),
+        parameters,
+        flops,
         sum(b.size for b in calibration.batches),
-        seconds,
+        watch.seconds,
         fitted,
         None,
         _skipped(calibration, groups),
@@ -110,8 +137,9 @@ def make_result(
         accuracy_on="the verification data" if verify else "the calibration data",
         **timing.figures(),
         model=type(dense).__name__,
-        layers=layers(calibration, small),
+        layers=shown,
         versions=library_versions(),
+        parts=dict(watch.parts),
     )
     return Result(small, plan, report)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +18,15 @@ from subprune.budget.latency import LatencyTarget
 from subprune.calibrate import Calibration
 from subprune.compare import Comparison, compare
 from subprune.data import Batch, batches
-from subprune.errors import BudgetError, DataError
+from subprune.errors import BudgetError, DataError, OptionError
+from subprune.guarantees import guarantees
 from subprune.measure import Latency, accuracy, count_flops
 from subprune.methods import find_method
+from subprune.progress import Step
 from subprune.record import record
 from subprune.recurrent import recurrent_flops
 from subprune.report import Report
+from subprune.stopwatch import Stopwatch
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 
@@ -344,3 +348,137 @@ def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
     for small in (Latency(4.9, 4.0, 5.1, 40), Latency(5.1, 5.0, 5.2, 40), Latency(4.0, 3.0, 4.6, 40)):
         assert target.verdict(dense, small).startswith("target within the noise: ")
     assert LatencyTarget(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
+
+
+# ---- seconds and progress -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)]
+    return nn.Sequential(*layers), torch.randn(60, 6)
+
+
+def test_a_stopwatch_loses_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("subprune.stopwatch.time.perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    for part, seconds in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
+        now[0] += seconds
+        watch.lap(part)
+    assert watch.parts == {"a": 5.0, "b": 2.0}
+    assert watch.seconds == 7.0
+
+
+def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> None:
+    """Slow data, checks and measurements included, in parts that add up."""
+    model, x = deep
+
+    def slow() -> Any:
+        for part in x.split(20):
+            time.sleep(0.1)
+            yield part
+
+    started = time.perf_counter()
+    report = subprune.prune(model, slow(), compression=2, progress=False).report
+    waited = time.perf_counter() - started
+    assert report.seconds == pytest.approx(waited, rel=0.02, abs=0.02)
+    assert sum(report.parts.values()) == pytest.approx(report.seconds, rel=0.01)
+    assert set(report.parts) == {"reading data", "structure", "budgets", "pruning", "check", "measuring"}
+    assert report.parts["reading data"] >= 0.3
+    assert "seconds: " in str(report)
+    assert "reading data 0.3" in str(report)
+    assert "reading data 0.3" in report.to_html()
+    assert Report.from_json(report.to_json()).parts.keys() == report.parts.keys()
+
+
+PROGRESS: dict[str, dict[str, Any]] = {
+    "curves": {"compression": 2},
+    "equal fractions": {"compression": 2, "allocate": "uniform"},
+    "a fraction": {"keep": 0.5},
+    "given": {"budgets": {"2": 3}},
+    "agreement": {"compression": 2, "allocate": "equal-agreement"},
+    "one ranking": {"compression": 2, "allocate": "score", "method": "weight-norm"},
+    "latency": {"latency": 1e4},
+    "latency, many looks": {"latency": 1e4, "allocate": "score", "method": "weight-norm", "round_to": 1},
+    "forecast": {"compression": 2, "dry_run": True},
+    "verified": {"keep": 0.5, "verify_data": torch.randn(9, 6)},
+}
+
+
+@pytest.mark.parametrize("name", PROGRESS)
+def test_progress_is_never_beyond_its_end_and_complete_at_it(deep: tuple[nn.Module, Tensor], name: str) -> None:
+    steps: list[Step] = []
+    subprune.prune(*deep, progress=steps.append, **PROGRESS[name])
+    done = [s.done for s in steps]
+    assert done == sorted(done)
+    assert all(s.done < s.total for s in steps[:-1])
+    assert steps[-1] == Step(steps[-1].total, steps[-1].total, "done")
+    assert len({s.total for s in steps[2:]}) == 1  # the groups are known by then
+    texts = [s.text for s in steps]
+    expected = ["reading data", "recording the model"]
+    assert texts[:2] == expected
+    if "dry_run" not in PROGRESS[name]:
+        assert texts[-4:] == ["cutting and checking", "comparing outputs", "counting and timing", "done"]
+
+
+# ---- guarantees -----------------------------------------------------------------------------------
+
+METHODS = ("layer-in-change", "seq-in-change", "asym-in-change")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 12),
+        nn.ReLU(), nn.Linear(12, 4),
+    )  # fmt: skip
+    return model, torch.randn(200, 1, 8, 8)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("patches", ["all", "random"])
+def test_guarantees_are_about_the_selection_made(pictures: tuple[nn.Module, Tensor], method: str, patches: str) -> None:
+    result = subprune.prune(*pictures, keep=0.5, method=method, patches=patches, seed=3, **QUIET)
+    counts, form = result.plan.counts, find_method(method).form
+    same = {"form": form, "budgets": counts, "seed": 3, "patches": patches, "progress": False}
+    steps: list[Step] = []
+    proven = guarantees(*pictures, **{**same, "progress": steps.append})
+    assert [s.done for s in steps] == [0, 1, 2, 3, 4]
+    assert (steps[-1].total, steps[-1].text) == (4, "done")
+    lines = result.with_guarantees(proven).report.guarantees
+    assert len(lines) == len(counts) == 3
+    for line, group in zip(lines, result.plan.groups, strict=True):
+        assert line.error == pytest.approx(group.errors[line.k], rel=1e-3)
+        assert line.error <= line.bound
+        assert ("at random patches of each image" in line.assumptions) == (patches == "random")
+    if patches == "random":
+        for other in ({"patches": "all"}, {"seed": 4}):
+            with pytest.raises(OptionError, match="are about another selection"):
+                result.with_guarantees(guarantees(*pictures, **{**same, **other}))
+    with pytest.raises(OptionError, match="are about another selection"):
+        result.with_guarantees(guarantees(pictures[0], pictures[1][:60], **same))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batchnorm": "recalibrate"},
+        {"batchnorm": "sequential"},
+        {"epsilon": 0.3},
+        {"reweight": False},
+        {"method": "layer-weight-norm"},
+    ],
+    ids=str,
+)
+def test_bounds_are_refused_for_what_was_not_selected_that_way(
+    pictures: tuple[nn.Module, Tensor], options: dict[str, Any]
+) -> None:
+    result = subprune.prune(*pictures, keep=0.5, **options, **QUIET)
+    proven = guarantees(*pictures, form="asymmetric", budgets=result.plan.counts, progress=False)
+    name, value = next(iter(options.items()))
+    with pytest.raises(OptionError, match=f"bounds are proven for plain greedy .*{name}={value!r}"):
+        result.with_guarantees(proven)
+    assert f"{name}=" in result.report.to_html()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import nn
 
-from subprune.budget.allocate import Demand, allocate
+from subprune.budget.allocate import LATENCY_STEPS, Demand, allocate
 from subprune.budget.target import Counts, amount
 from subprune.errors import BudgetError
 from subprune.masking import keep_mask
@@ -25,7 +25,7 @@ from subprune.surgery import cut_in_place, duplicate
 
 __all__ = ["LatencyTarget", "by_latency"]
 
-TRIALS = 7
+TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once more
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
 _REPEATS, _CONFIRM_REPEATS, _SECONDS = 20, 40, 3.0
 
@@ -68,18 +68,21 @@ def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
 
 def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
     smallest = {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
+    demand.say("timing the smallest widths")
     _check(target, *timed(smallest, _REPEATS))
     low, high = demand.cost.flops(smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
         share = (low + high) / 2
         counts = _at(demand, name, share)
+        demand.say(f"timing {share:.0%} of the FLOPs")
         if target.met(*timed(counts, _REPEATS), margin=_MARGIN):
             fitting.append(counts)
             low = share
         else:
             high = share
     while len(fitting) > 1:
+        demand.say("timing the chosen widths again")
         if target.met(*timed(fitting[-1], _CONFIRM_REPEATS)):
             return fitting[-1]
         fitting.pop()
