@@ -123,9 +123,9 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
 def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
     """Whether an input looks like the output: as many channels, and each length a divisor of the output's."""
     for x in flat_tensors(batch.inputs):
-        if not x.is_floating_point() or x.ndim != len(shape) or x.ndim < 3:
+        if not x.is_floating_point() or x.ndim != len(shape) or x.shape[:2] != shape[:2]:
             continue
-        if x.shape[:2] == shape[:2] and all(n and m % n == 0 for m, n in zip(shape, x.shape, strict=True)):
+        if all(n and m % n == 0 for m, n in zip(shape, x.shape, strict=True)):
             return True
     return False
 
@@ -152,7 +152,7 @@ def _source(program: Program) -> _Source:
     while made.id in makers:
         op = makers[made.id]
         if op.kind in _PRODUCTS or op.kind == "convolution":
-            return _forward(op, len(made.shape), reversed(steps), program)
+            return _forward(op, len(made.shape), reversed(steps))
         given = [program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")]
         if op.kind in _FEATURES or any(v.source == "input" and v.shape == made.shape for v in given):
             return _NUMBERS
@@ -160,39 +160,48 @@ def _source(program: Program) -> _Source:
         if not candidates:
             return _Source()
         read = max(candidates, key=lambda v: prod(v.shape))
+        if op.kind in ("mul", "div") and any(_is_norm(v, read, makers, program) for v in candidates):
+            return _NUMBERS
         steps.append((op, read, made))
         made = read
     return _Source()
 
 
-def _forward(maker: Op, rank: int, steps: Iterable[tuple[Op, Value, Value]], program: Program) -> _Source:
+def _forward(maker: Op, rank: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
     dim: int | None = 1 if maker.kind == "convolution" else rank - 1
     for op, read, made in steps:
         dim = None if dim is None else _moved(op, read.shape, made.shape, dim)
-        if dim is None:
-            return _Source()
-        if op.kind in ("mul", "div") and _rescaled(op, made, dim, program):
-            return _NUMBERS
     return _Source(dim)
 
 
-def _rescaled(op: Op, made: Value, dim: int, program: Program) -> bool:
-    """Whether all classes are multiplied by one computed number: a norm, so the output is a direction."""
-    for arg in op.args:
-        value = program.values[arg.id] if isinstance(arg, Ref) else None
-        if value is None or value.source != "op" or len(value.shape) != len(made.shape):
+def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:
+    """Whether a factor was computed from the vectors it multiplies, one number for each: the result is a direction.
+
+    A plain sum is none: divided by it, classes become shares.
+    """
+    maker = makers.get(scale.id)
+    if maker is not None and maker.kind == "expand" and isinstance(maker.args[0], Ref):
+        scale = program.values[maker.args[0].id]
+        maker = makers.get(scale.id)
+    if maker is None or maker.kind == "sum" or len(scale.shape) != len(read.shape):
+        return False
+    narrow = [d for d, (m, n) in enumerate(zip(scale.shape, read.shape, strict=True)) if m == 1 < n]
+    return len(narrow) == 1 and _depends(scale.id, read.id, makers)
+
+
+def _depends(value: int, on: int, makers: dict[int, Op]) -> bool:
+    """Whether a value was computed from another; nothing made before that one is looked at."""
+    first = makers[on].index
+    waiting, seen = [value], {value}
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is None or maker.index <= first:
             continue
-        if _unexpanded(value, program).shape[dim] == 1 < made.shape[dim]:
+        if on in maker.inputs:
             return True
+        waiting += [v for v in maker.inputs if v not in seen]
+        seen.update(maker.inputs)
     return False
-
-
-def _unexpanded(value: Value, program: Program) -> Value:
-    maker = next((op for op in program.ops if value.id in op.outs), None)
-    if maker is None or maker.kind != "expand" or not isinstance(maker.args[0], Ref):
-        return value
-    before = program.values[maker.args[0].id]
-    return before if len(before.shape) == len(value.shape) else value
 
 
 def _moved(op: Op, old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int | None:

@@ -49,15 +49,15 @@ class Then(nn.Module):
         return self.function(self.model(x))
 
 
-class Plus(nn.Module):
-    """A model beside its own input."""
+class Residual(nn.Module):
+    """What a model says is to be taken off its input."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[..., :4] + self.model(x)[..., :4] if x.ndim == 2 else x - self.model(x)
+        return x - self.model(x)
 
 
 image, series, signal = torch.randn(2, 3, 8, 8), torch.randn(2, 6, 5), torch.randn(2, 5, 20)
@@ -74,8 +74,9 @@ READINGS: dict[str, tuple[nn.Module, Tensor, int | None, str]] = {
     "segmenter in a dict": (Then(conv, lambda y: {"mask": y.argmax(1), "out": y}), image, 1, "pixel"),
     "segmenter, classes last": (Then(conv, lambda y: y.permute(0, 2, 3, 1).log_softmax(-1)), image, 3, "pixel"),
     "linear on pixels": (Then(nn.Linear(8, 6), lambda y: y.permute(0, 3, 1, 2)), image, 1, "pixel"),
-    "denoiser": (Plus(nn.Conv2d(3, 3, 3, padding=1)), image, None, ""),
+    "denoiser": (Residual(nn.Conv2d(3, 3, 3, padding=1)), image, None, ""),
     "autoencoder": (nn.Conv2d(3, 3, 3, padding=1), image, None, ""),
+    "autoencoder of rows": (nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6)), torch.randn(3, 6), None, ""),
     "super-resolution": (nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2)), image, None, ""),
     "tokens": (language, tokens, 2, "token"),
     "tokens in one row": (Then(language, lambda y: y.flatten(0, 1)), tokens, 1, "token"),
@@ -86,6 +87,12 @@ READINGS: dict[str, tuple[nn.Module, Tensor, int | None, str]] = {
     "direction": (
         Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 16)), nn.functional.normalize), image, None, "",
     ),
+    "root mean square": (
+        nn.Sequential(nn.Embedding(11, 8), Then(nn.Linear(8, 8), lambda y: y * y.square().mean(-1, True).rsqrt())),
+        tokens, None, "",
+    ),
+    "shares": (Then(nn.Linear(5, 4), lambda y: y.exp() / y.exp().sum(-1, True)), series, 2, "token"),
+    "gated": (Then(conv, lambda y: y * y.mean((2, 3), True).sigmoid()), image, 1, "pixel"),
     "tanh": (nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh()), image, None, ""),
 }  # fmt: skip
 
