@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -21,9 +20,10 @@ from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
 from subprune.options import Options, PruneOptions, named_options
-from subprune.progress import Step, progress_bar
+from subprune.progress import Progress, Step, progress_bar
 from subprune.ranking import in_order
 from subprune.result import Result, make_result
+from subprune.stopwatch import Stopwatch
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
 from subprune.surgery import prove_how, set_tensors
@@ -93,8 +93,8 @@ def prune(
         n_samples: how many inputs are used; None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
-        time_calls: measure both models' latency for the report: on the first batch (True), on one input where that
-            takes long (None), or not at all.
+        time_calls: measure both models' latency for the report: on the first batch (True, or with `latency`), on one
+            input (None), or not at all (False).
         dry_run: return a `Forecast` of what would go and what it would cost; nothing is pruned.
         progress: None (a bar where somebody looks), True, False, or a function that gets every `Step`.
 
@@ -108,22 +108,36 @@ def prune(
         epsilon=epsilon,
         patches=patches, batchnorm=batchnorm, round_to=round_to, n_samples=n_samples, seed=seed, time_calls=time_calls,
     )  # fmt: skip
-    started = time.perf_counter()
+    watch = Stopwatch()
     check_model(model)
     check_call(forward, cache, dry_run)
-    taken, parts = folded(batches(data, model, n_samples, forward=forward), options.parts)
-    calibration = Calibration.of(model, taken, parts)
-    pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
-    groups = _groups(calibration, options)
-    with progress_bar(2 * len(groups), progress) as tick:
+    with progress_bar(STAGES, progress) as tick:
+        tick("reading data")
+        taken, parts = folded(batches(data, model, n_samples, forward=forward), options.parts)
+        watch.lap("reading data")
+        tick("recording the model")
+        calibration = Calibration.of(model, taken, parts)
+        groups = _groups(calibration, options)
+        watch.lap("structure")
+        pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
+        watch.lap("reading data")
         demand = _demand(calibration, groups, options, pool, verify, cache, tick)
         if dry_run:
+            tick.plan(budgets=demand.steps(options.rule, latency), pruning=0, check=0, measuring=0)
+            tick.enter("budgets")
             return forecast(demand, options.rule, latency)
-        done, left = _walk(demand, options, tick)
-    small, eager = _realise(calibration, done)
-    done.notes += _finish(small, calibration, done, batchnorm)
-    seconds = time.perf_counter() - started
-    return make_result(calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify)
+        tick.plan(budgets=demand.steps(options.rule, latency), pruning=len(budgets or groups))
+        done, left = _walk(demand, options, tick, watch)
+        tick.enter("check")
+        tick("cutting and checking")
+        small, eager = _realise(calibration, done)
+        done.notes += _finish(small, calibration, done, batchnorm)
+        watch.lap("check")
+        tick.enter("measuring")
+        return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
+
+
+STAGES = {"setup": 2, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}  # and their steps, as far as known
 
 
 def _more(calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None) -> Calibration | None:
@@ -138,7 +152,7 @@ def _demand(
     pool: Calibration | None,
     verify: Calibration | None,
     cache: str | Path | None,
-    tick: Callable[[str], None],
+    tick: Progress,
 ) -> Demand:
     """What the budget rules may look at."""
     return Demand(
@@ -151,20 +165,25 @@ def _demand(
         verification=verify,
         cache=None if cache is None else Path(cache),
         tick=lambda _, group: tick(f"curve of {group.name}"),
+        say=tick,
         **{k: getattr(options, k) for k in ("budgets", "keep", "compression", "speedup", "params", "flops")},
     )
 
 
-def _walk(demand: Demand, options: Options, tick: Callable[[str], None]) -> tuple[Walk, list[Group]]:
+def _walk(demand: Demand, options: Options, tick: Progress, watch: Stopwatch) -> tuple[Walk, list[Group]]:
     """Share out the target, then rank, choose and reweight group after group."""
     rule = options.rule
+    tick.enter("budgets")
     counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
     left = [g for g in demand.groups if g.name in counts]
+    watch.lap("budgets")
+    tick.enter("pruning")
     done = walk(
         demand.calibration, left, demand.method, counts, reweight=options.reweight, ridge=options.ridge,
         renew=options.batchnorm == "sequential", **demand.choices,
         tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
     )  # fmt: skip
+    watch.lap("pruning")
     return done, left
 
 

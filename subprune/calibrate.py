@@ -119,7 +119,7 @@ class Run:
         """Run to the end, one batch at a time, and yield its first output; the run is used up."""
         for i in self.each(len(self.programs[0].ops)):
             program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.outputs[0], env, self.tensors_of(i))
+            yield program.fetch_output(program.answer, env, self.tensors_of(i))
             env.clear()
 
     def answers(self, function: Callable[[Tensor], Found]) -> list[Found]:
@@ -131,7 +131,7 @@ class Run:
         def one(i: int) -> Found:
             own, env = self.programs[i], self.envs[i]
             self._go(i, None, self.override)
-            found = function(own.fetch_output(own.outputs[0], env, self.tensors_of(i)))
+            found = function(own.fetch_output(own.answer, env, self.tensors_of(i)))
             env.clear()
             return found
 
@@ -389,9 +389,7 @@ def _blocks(
     return blocks
 
 
-def _side_by_side(
-    consumer: Consumer, current: Run, dense: Run, gather: Sequence[ConsumerStatistics]
-) -> None:
+def _side_by_side(consumer: Consumer, current: Run, dense: Run, gather: Sequence[ConsumerStatistics]) -> None:
     """Inputs of the pruned run with outputs of the dense run, which passes the consumer, batch by batch."""
     seen: list[Tensor] = []
     trace = Trace([consumer], lambda n, c, x, y: seen.append(x if y is None else y))

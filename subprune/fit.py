@@ -89,9 +89,7 @@ class _Trial:
     energy: float
 
 
-def _trial(
-    folded: FoldedStatistics, fold: int, kept: Sequence[int], old: Tensor, strengths: Sequence[float]
-) -> _Trial:
+def _trial(folded: FoldedStatistics, fold: int, kept: Sequence[int], old: Tensor, strengths: Sequence[float]) -> _Trial:
     seen, unseen = folded.without(fold), folded.only(fold)
     weights = [solve(seen, kept, ridge=strength, toward=old).weight for strength in strengths]
     left = [relative_error(unseen, weight) * unseen.energy for weight in weights]

@@ -24,9 +24,7 @@ class FoldedStatistics:
     the target is ``Y = B·W``. gone: [d] bool, columns that were removed with other groups before.
     """
 
-    def __init__(
-        self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None
-    ) -> None:
+    def __init__(self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None) -> None:
         self.parts, self.weight, self.gone = parts, weight, gone
 
     @property

@@ -43,7 +43,7 @@ class Forecast:
     rule: str
     groups: tuple[ForecastGroup, ...]
     parameters: tuple[int, int]  # exact, before and after
-    flops: tuple[int, int]  # exact, of one call on the first batch
+    flops: tuple[int, int]  # exact, for one input: of a call on the first batch, over its inputs
     problem: str = ""  # why the target cannot be met; `groups` then shows the smallest possible model
     needed: str = ""  # what had to be computed to share out the target; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Forecast:
         words = "would leave" if self.feasible else "cannot meet the target; the smallest model has"
         return (
             f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
-            f"{f / max(1, h):.2f}× fewer FLOPs"
+            f"{f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
         )
 
     def table(self) -> Table:
@@ -116,6 +116,7 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
             raise
         problem, counts = str(error), {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
     structure, cost = demand.calibration.structure, demand.cost
+    inputs = demand.calibration.batches[0].size
     taken = [g for g in demand.groups if g.name in counts]
     skipped = {g.name: g.obstacle or "not asked for" for g in structure.groups if g.name not in counts}
     return Forecast(
@@ -123,7 +124,7 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
         "given" if demand.budgets is not None else "equal fraction" if demand.keep is not None else rule,
         tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
         (cost.params({}), cost.params(counts)),
-        (cost.flops({}), cost.flops(counts)),
+        (cost.flops({}) // inputs, cost.flops(counts) // inputs),
         problem,
         needed,
         {**skipped, **structure.refused},

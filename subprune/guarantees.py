@@ -20,10 +20,11 @@ from torch.utils._pytree import tree_map
 
 from subprune import bounds, budget
 from subprune.calibrate import FORMS, Calibration
-from subprune.data import Batch, batches
+from subprune.data import Batch, batches, fingerprint
 from subprune.errors import OptionError, closest
 from subprune.greedy import KeepOrder, greedy
 from subprune.methods import Method, Ranker
+from subprune.progress import Step, progress_bar
 from subprune.ranking import curves, in_order
 from subprune.statistics import Statistics
 from subprune.structure import Group
@@ -168,6 +169,8 @@ class Guarantees:
     patches: str
     samples: int
     groups: tuple[GroupGuarantee, ...]
+    seed: int = 0  # of the random patches
+    data: str = ""  # fingerprint of the inputs
 
     def __getitem__(self, name: str) -> GroupGuarantee:
         for group in self.groups:
@@ -231,40 +234,61 @@ def guarantees(
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
     double: bool = True,
+    progress: bool | Callable[[Step], None] | None = None,
 ) -> Guarantees:
     """What is proven about greedy's selection in every group that `prune` would touch.
 
     `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are given for the
     shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too. ``form="layer"``
     looks at the dense model; "sequential" and "asymmetric" prune group after group on the way, and so need one
-    share, or budgets. ``patches="random"`` sees each image at as many random patches as the kernel has positions.
+    share, or budgets. ``patches="random"`` sees each image at as many random patches as the kernel has positions,
+    with the same `seed` at the same ones as `prune`. `progress` is that of `prune`.
     Everything is computed in float64 on a copy; ``double=False`` leaves the model's own precision, with wider
     margins for rounding.
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
     _check(form, patches, shares, budgets)
-    taken = batches(data, model, n_samples, forward=forward)
-    exact = model
-    if double:
-        exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
-    calibration = Calibration.of(exact, taken)
-    groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold its modules
-    wanted = _counts(groups, shares, budgets)
-    groups = [g for g in groups if g.name in wanted]
-    found: list[GroupGuarantee] = []
+    with progress_bar({"setup": 1, "bounds": 1}, progress) as tick:
+        tick("bounds: recording the model")
+        taken = batches(data, model, n_samples, forward=forward)
+        samples, seen = sum(b.size for b in taken), fingerprint(taken)
+        exact = model
+        if double:
+            exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
+        calibration = Calibration.of(exact, taken)
+        groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold modules
+        wanted = _counts(groups, shares, budgets)
+        groups = [g for g in groups if g.name in wanted]
+        tick.plan(bounds=len(groups))
+        tick.enter("bounds")
+        proven = _look(calibration, groups, wanted, form, tick, seed=seed, patches=patches)
+    return Guarantees(form, patches, samples, proven, seed, seen)
+
+
+def _look(
+    calibration: Calibration,
+    groups: Sequence[Group],
+    wanted: Mapping[str, tuple[int, ...]],
+    form: str,
+    tick: Callable[[str], None],
+    **choices: Any,
+) -> tuple[GroupGuarantee, ...]:
+    """Every group as the selection comes by; `wanted` are the numbers of units to look at."""
+    proven: list[GroupGuarantee] = []
 
     def look(ranker: Ranker) -> KeepOrder:
-        order = greedy(ranker.statistics, ranker.n_units)
         name = ranker.group.name
-        found.append(group_guarantee(name, ranker.statistics, ranker.n_units, wanted[name], order))
+        tick(f"bounds of {name}")
+        order = greedy(ranker.statistics, ranker.n_units)
+        proven.append(group_guarantee(name, ranker.statistics, ranker.n_units, wanted[name], order))
         return order
 
     method = Method("guarantees", look, form)
     if form == "layer":
-        curves(calibration, groups, method, seed=seed, patches=patches)
+        curves(calibration, groups, method, **choices)
     else:
-        walk(calibration, groups, method, {n: k[0] for n, k in wanted.items()}, seed=seed, patches=patches)
-    return Guarantees(form, patches, sum(b.size for b in taken), tuple(found))
+        walk(calibration, groups, method, {n: k[0] for n, k in wanted.items()}, **choices)
+    return tuple(proven)
 
 
 def _check(form: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from subprune.answers import main_output
 from subprune.borrow import eval_mode, unchanged
+from subprune.compare import compare
 from subprune.data import Batch
 from subprune.program import flat_tensors
 from subprune.record import Inputs, plain
+from subprune.recurrent import recurrent_flops
 
 __all__ = [
     "Latency",
@@ -25,8 +29,9 @@ __all__ = [
     "agreement",
     "count_flops",
     "count_parameters",
+    "flops_per_input",
     "latency",
-    "predictions",
+    "outputs",
     "side_by_side",
 ]
 
@@ -37,7 +42,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_flops(model: nn.Module, inputs: Inputs) -> int:
-    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add).
+    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add), and those of
+    recurrent layers, which it does not count.
 
     Shapes are all it takes, so nothing is computed unless the model's way depends on the numbers.
     """
@@ -50,25 +56,61 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
         return _counted(model, inputs, contextlib.nullcontext())
 
 
+def flops_per_input(model: nn.Module, batch: Batch) -> int:
+    """`count_flops` of a call on the batch, over the number of its inputs."""
+    return count_flops(model, batch.inputs) // max(1, batch.size)
+
+
 def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextManager[Any]) -> int:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with eval_mode(model), torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False)
+        with eval_mode(model), torch.no_grad(), mode, counter, _recurrent(counter) as more:
             model(*inputs[0], **inputs[1])
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-    return int(counter.get_total_flops())
+    return int(counter.get_total_flops()) + sum(more)
+
+
+@contextlib.contextmanager
+def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
+    """What calls of recurrent layers add to the counter's total, which sees some of their kernels only."""
+    more: list[int] = []
+    seen: list[int] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            seen.append(counter.get_total_flops())
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        own = recurrent_flops(module, args, kwargs)
+        if own is not None:
+            more.append(own - (counter.get_total_flops() - seen.pop()))
+
+    hooks = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, with_kwargs=True),
+    ]
+    try:
+        yield more
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per call: the median of repeated runs, and the middle half of them."""
+    """Seconds per call: the median of repeated runs, and the quartiles between which the middle half of them lies."""
 
     median: float
     low: float
     high: float
     repeats: int
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return self.low, self.high
 
 
 def latency(model: nn.Module, inputs: Inputs, *, repeats: int = 20, warmup: int = 3) -> Latency:
@@ -128,24 +170,21 @@ def _wait(inputs: Inputs) -> None:
         torch.mps.synchronize()
 
 
-def predictions(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
-    """The class with the largest output (first output tensor, last dimension), batch by batch."""
-    with eval_mode(model), torch.no_grad():
-        return [flat_tensors(plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
+def outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """The output that is looked at, batch by batch: the first floating one."""
+    for batch in batches:
+        with eval_mode(model), torch.no_grad():
+            output = main_output(flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1]))))
+        yield output  # outside: a generator that is left waiting must not hold the modes
 
 
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:
-    """Share of labelled samples whose largest output is their label."""
-    right = total = 0
-    for batch, found in zip(batches, predictions(model, batches), strict=True):
-        if batch.labels is not None:
-            right += int((found == batch.labels).sum())
-            total += batch.labels.numel()
-    return right / total if total else float("nan")
+    """Share of labelled answers that are right; nan if there are no labels that fit."""
+    one, other = itertools.tee(outputs(model, batches))
+    both = compare(one, other, batches).accuracy
+    return float("nan") if both is None else both[0]
 
 
 def agreement(model: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float:
-    """Share of samples on which two models predict the same class; needs no labels."""
-    pairs = list(zip(predictions(model, batches), predictions(other, batches), strict=True))
-    same = sum(int((a == b).sum()) for a, b in pairs)
-    return same / max(1, sum(a.numel() for a, _ in pairs))
+    """Share of answers that two models have in common; needs no labels."""
+    return compare(outputs(model, batches), outputs(other, batches), batches).agreement

@@ -100,7 +100,7 @@ class Options:
     ignore: Any = None
     n_samples: int | None = 512
     seed: int = 0
-    time_calls: bool | None = None  # None: timed, if need be on one input
+    time_calls: bool | None = None  # None: timed on one input
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):

@@ -71,13 +71,16 @@ def history_of(model: object) -> tuple[dict[str, Any], ...]:
     return tuple(getattr(model, HISTORY, ()))
 
 
+PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
+"""Options that the bounds speak of with these values only; random patches are seen by the bounds as well."""
+
+
 def unprovable(method: str, options: Mapping[str, Any]) -> str:
     """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
-    plain = method in ("layer-in-change", "seq-in-change", "asym-in-change")
-    if plain and options.get("reweight", True) and options.get("epsilon") is None:
+    others = [f"{name}={options[name]!r}" for name, value in PLAIN.items() if options.get(name, value) != value]
+    if method in ("layer-in-change", "seq-in-change", "asym-in-change") and not others:
         return ""
-    said = f"method={method!r}" + ("" if options.get("reweight", True) else ", reweight=False")
     return (
         "bounds are proven for plain greedy selection on the input change (layer-, seq- and asym-in-change) with "
-        f"reweighting; this is {said}"
+        f"reweighting and BatchNorm as it is; this is {', '.join([f'method={method!r}', *others])}"
     )

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from subprune.errors import StructureError
 from subprune.fuse import Chain, Folds, chains
 
-__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors"]
+__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors", "input_count"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -92,6 +92,12 @@ class Program:
                 self._last_use[ref] = op.index
         for out in self.outputs:
             self._last_use[out] = len(self.ops)
+
+    @property
+    def answer(self) -> int:
+        """Value id of the output that is looked at: the first floating one, or the first if there is none."""
+        floating = (v for v in self.outputs if self.values[v].dtype.is_floating_point)
+        return next(floating, self.outputs[0])
 
     def last_use(self, value: int) -> int:
         """Index of the last operation that reads the value; ``len(ops)`` for outputs; -1 for none."""
@@ -232,3 +238,9 @@ def flat_tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [x for x in tree_flatten(tree)[0] if isinstance(x, Tensor)]
+
+
+def input_count(inputs: Inputs) -> int:
+    """How many inputs a call is about: the length of its first tensor."""
+    first = flat_tensors(inputs)[0]
+    return max(1, first.shape[0]) if first.ndim else 1

@@ -4,27 +4,65 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from subprune.errors import OptionError
 
-__all__ = ["Step", "progress_bar"]
+__all__ = ["Progress", "Step", "progress_bar"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the work: how many are done, of how many, and what comes now."""
+    """One step of the work: how many are done, of how many, and what comes now.
+
+    The last one says that all are done. `total` grows once, when the model's structure is known.
+    """
 
     done: int
     total: int
     text: str
 
 
-Report = Callable[[str], None]
+class Progress:
+    """Work in stages of known numbers of steps; call it with a text before each step."""
+
+    def __init__(self, show: Callable[[Step], None], stages: Mapping[str, int]) -> None:
+        self._show = show
+        self._stages = dict(stages)
+        self._stage = next(iter(stages), "")
+        self._begun = 0  # steps of this stage
+
+    def plan(self, **stages: int) -> None:
+        """Now it is known how many steps these stages have; a stage without steps is left out."""
+        self._stages.update(stages)
+
+    def enter(self, stage: str) -> None:
+        """Go on to a stage, whatever the one before had left."""
+        self._stage, self._begun = stage, 0
+
+    def __call__(self, text: str) -> None:
+        """A step begins. More steps than planned are shown in the place of the stage's last one."""
+        before, room = 0, self._stages[self._stage]
+        for name, steps in self._stages.items():
+            if name == self._stage:
+                break
+            before += steps
+        done = before + min(self._begun, max(0, room - 1))
+        self._show(Step(min(done, self.total), self.total, text))
+        self._begun += 1
+
+    def finish(self) -> None:
+        """All is done."""
+        self._show(Step(self.total, self.total, "done"))
+
+    @property
+    def total(self) -> int:
+        return sum(self._stages.values())
 
 
 def _interactive() -> bool:
@@ -32,25 +70,20 @@ def _interactive() -> bool:
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, progress: bool | Callable[[Step], None] | None) -> Iterator[Report]:
-    """Yield a function to be called with a text before each of `total` steps.
+def progress_bar(stages: Mapping[str, int], progress: bool | Callable[[Step], None] | None) -> Iterator[Progress]:
+    """Progress through the stages, each of so many steps; it is complete when the block ends without an error.
 
     `progress` is None (a bar where somebody looks), True, False, or a function that gets every `Step`.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise OptionError(f"progress must be True, False, None or a function, got {progress!r}")
-    done = 0
     if callable(progress):
-
-        def call(text: str) -> None:
-            nonlocal done
-            progress(Step(done, total, text))
-            done += 1
-
-        yield call
+        work = Progress(progress, stages)
+        yield work
+        work.finish()
         return
     if progress is False or (progress is None and not _interactive()):
-        yield lambda text: None
+        yield Progress(lambda step: None, stages)
         return
     columns = (
         SpinnerColumn(),
@@ -59,12 +92,12 @@ def progress_bar(total: int, progress: bool | Callable[[Step], None] | None) -> 
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
 
-        def show(text: str) -> None:
-            nonlocal done
-            bar.update(task, description=text, completed=done)
-            done += 1
+        def show(step: Step) -> None:
+            bar.update(task, description=step.text, completed=step.done, total=step.total)
 
-        yield show
+        work = Progress(show, stages)
+        yield work
+        work.finish()

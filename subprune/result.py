@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -16,13 +16,14 @@ from subprune import measure
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
+from subprune.compare import compare
 from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
+from subprune.methods import find_method
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
-from subprune.program import flat_tensors
-from subprune.record import eval_mode, plain
 from subprune.report import GuaranteeLine, Layer, Report
+from subprune.stopwatch import Stopwatch
 from subprune.storage import describe_inputs
 from subprune.structure import Group
 from subprune.walk import Decision, Walk
@@ -52,11 +53,29 @@ class Result:
         why = unprovable(self.plan.method, self.plan.options)
         if why:
             raise OptionError(why)
+        self._check_same(found)
         lines = []
         for g in found.groups:
-            for b in g.budgets:
-                lines.append(GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, g.assumptions))
+            words = g.assumptions if found.patches == "all" else (*g.assumptions, "at random patches of each image")
+            lines += [GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
+
+    def _check_same(self, found: Guarantees) -> None:
+        """Refuse bounds of another selection."""
+        plan = self.plan
+        own = {"form": find_method(plan.method).form, "data": plan.data, "patches": plan.options.get("patches", "all")}
+        if own["patches"] == "random":
+            own["seed"] = plan.options.get("seed", 0)
+        differing = [f"{name}={getattr(found, name)!r} there, {x!r} here" for name, x in own.items()
+                     if getattr(found, name) != x]  # fmt: skip
+        if found.form != "layer":  # then every group depends on what the groups before have kept
+            counts = {g.name: g.budgets[0].k for g in found.groups}
+            differing += [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+        if differing:
+            raise OptionError(
+                f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
+                "data, n_samples, patches, seed and form, and with budgets=result.plan.counts"
+            )
 
 
 def library_versions() -> dict[str, str]:
@@ -79,40 +98,48 @@ def make_result(
     done: Walk,
     options: Options,
     *,
-    seconds: float,
+    watch: Stopwatch,
     eager: bool,
     verify: Calibration | None,
+    tick: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Plan and report of a finished pruning."""
+    tick("comparing outputs")
     dense, first = calibration.model, calibration.batches[0]
     tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
     parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
     data = fingerprint(calibration.batches)
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
-    same, change, accuracy = _compare(done.dense.finish(), _outputs(small, calibration.batches), calibration.batches)
+    program = calibration.structure.program
+    fitted = compare(done.dense.finish(), measure.outputs(small, calibration.batches), calibration.batches, program)
+    accuracy = fitted.accuracy
     if verify:
-        accuracy = _compare(_outputs(dense, verify.batches), _outputs(small, verify.batches), verify.batches)[2]
+        both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
+        accuracy = compare(*both, verify.batches, program).accuracy
+    tick("counting and timing")
     timing = _timing(dense, small, first, options)
+    parameters = (measure.count_parameters(dense), measure.count_parameters(small))
+    flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
+    shown = layers(calibration, small)
+    watch.lap("measuring")
     report = Report(
         plan,
-        (measure.count_parameters(dense), measure.count_parameters(small)),
-        (measure.count_flops(dense, first.inputs), measure.count_flops(small, first.inputs)),
+        parameters,
+        flops,
         sum(b.size for b in calibration.batches),
-        seconds,
-        same,
+        watch.seconds,
+        fitted,
+        None,
         _skipped(calibration, groups),
         (*done.notes, *_remarks(plan, options, verify, accuracy), *timing.notes),
-        output_change=change,
         accuracy=accuracy,
         accuracy_on="the verification data" if verify else "the calibration data",
-        latency=timing.latency,
-        latency_inputs=timing.inputs,
-        latency_calls=timing.calls,
-        batch=first.size,
+        **timing.figures(),
         model=type(dense).__name__,
-        layers=layers(calibration, small),
+        layers=shown,
         versions=library_versions(),
+        parts=dict(watch.parts),
     )
     return Result(small, plan, report)
 
@@ -183,70 +210,46 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
-def _compare(
-    before: Iterable[Tensor], after: Iterable[Tensor], batches: Sequence[Batch]
-) -> tuple[float, float, tuple[float, float] | None]:
-    """Share of samples with the same largest output (nan if there is but one), the relative change of
-    outputs, and top-1 accuracy before and after, where every batch has one label per row of the output."""
-    same = total = labelled = 0
-    right = [0, 0]
-    gap = energy = 0.0
-    for a, b, batch in zip(before, after, batches, strict=True):
-        if a.shape[-1:] != (1,) and a.ndim:
-            same += int((a.argmax(-1) == b.argmax(-1)).sum())
-            total += a.argmax(-1).numel()
-        gap += float((a.double() - b.double()).square().sum())
-        energy += float(a.double().square().sum())
-        labels = batch.labels
-        if labels is not None and _fits(labels, a):
-            labelled += 1
-            right = [n + int((x.argmax(-1) == labels).sum()) for n, x in zip(right, (a, b), strict=True)]
-    nan = float("nan")
-    accuracy = (right[0] / total, right[1] / total) if total and labelled == len(batches) else None
-    return (same / total if total else nan), (gap / energy if energy else nan), accuracy
-
-
-def _fits(labels: Tensor, output: Tensor) -> bool:
-    """Whether there is one class number per row of the output."""
-    if labels.is_floating_point() or output.shape[:-1] != labels.shape:
-        return False
-    return labels.numel() > 0 and int(labels.max()) < output.shape[-1]
-
-
-def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
-    """The first output tensor, batch by batch."""
-    for batch in batches:
-        with eval_mode(model), torch.no_grad():
-            found = flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1])))[0]
-        yield found  # outside: a generator that is left waiting must not hold the modes
-
-
 @dataclass(frozen=True)
 class _Timing:
-    """Seconds per call before and after; what was called, and remarks."""
+    """Calls of both models, before and after; how many inputs a call had, and remarks."""
 
-    latency: tuple[float, float] | None = None
+    latencies: tuple[measure.Latency, ...] = ()
     inputs: int = 0
-    calls: int = 0
     notes: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """The report's fields."""
+        if not self.latencies:
+            return {}
+        a, b = self.latencies
+        return {
+            "latency": (a.median, b.median),
+            "latency_spread": (a.spread, b.spread),
+            "latency_inputs": self.inputs,
+            "latency_calls": a.repeats,
+            "latency_threads": torch.get_num_threads(),
+        }
 
 
 _CALLS, _MANY_CALLS, _SECONDS = 20, 40, 2.0
 
 
 def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) -> _Timing:
-    """Time both models on the first batch; where that takes long and nobody asked for it, on its first input."""
+    """Time both models: on the first batch where that was asked for, else on its first input.
+
+    What a call is does not depend on how fast the machine is. After two seconds fewer calls are enough.
+    """
     if options.time_calls is False:
         return _Timing()
     models, asked = (dense, small), options.latency
     if options.time_calls or asked is not None:
         a, b = measure.side_by_side(models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS)
-        notes = () if asked is None else (LatencyTarget(asked).verdict(a.median, b.median),)
-        return _Timing((a.median, b.median), batch.size, a.repeats, notes)
-    once = measure.latency(dense, batch.inputs, repeats=1, warmup=0).median
-    timed = batch if 2 * _CALLS * once < _SECONDS else first_samples(batch, 1)
+        notes = () if asked is None else (LatencyTarget(asked).verdict(a, b),)
+        return _Timing((a, b), batch.size, notes)
     try:
-        a, b = measure.side_by_side(models, timed.inputs, repeats=_CALLS, seconds=_SECONDS)
+        found = measure.side_by_side(models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS)
     except Exception as error:  # a model that takes whole batches only
-        return _Timing(notes=(f"latency was not measured, a call with one input failed ({type(error).__name__})",))
-    return _Timing((a.median, b.median), timed.size, a.repeats)
+        why = f"a call with one input failed ({type(error).__name__}); time_calls=True times the first batch"
+        return _Timing(notes=(f"latency was not measured, {why}",))
+    return _Timing(found, 1)

@@ -77,9 +77,7 @@ def solve(
     return Reweighting(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
 
 
-def _with_ridge(
-    gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _with_ridge(gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None) -> tuple[Tensor, Tensor]:
     """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
     if not bool(pull.any()):
         return gram, cross

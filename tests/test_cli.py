@@ -68,7 +68,13 @@ def test_bounds_speak_of_what_was_done(run: Run, tmp_path: Path, monkeypatch: py
     assert len(bounds("default")) == 4
     assert not bounds("none", "--no-guarantees")
     assert not bounds("norm", "--method", "layer-weight-norm")
-    for more in (("--method", "layer-weight-norm"), ("--no-reweight",)):
+    assert len(bounds("patches", "--patches", "random", "--seed", 3, "--guarantees")) == 4
+    seconds = json.loads((tmp_path / "patches" / "report.json").read_text())
+    assert seconds["parts"]["guarantees"] > 0
+    assert sum(seconds["parts"].values()) == pytest.approx(seconds["seconds"], rel=0.01)
+    assert not bounds("recalibrated", "--batchnorm", "recalibrate")
+    others = (("--batchnorm", "recalibrate"), ("--batchnorm", "sequential"), ("--epsilon", 0.5))
+    for more in (("--method", "layer-weight-norm"), ("--no-reweight",), *others):
         refused = run(*args, tmp_path / "refused", "--guarantees", *more)
         assert refused.code == 2
         assert "bounds are proven for" in refused.err

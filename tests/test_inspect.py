@@ -9,22 +9,27 @@ import torch
 from torch import nn
 from zoo import ZOO, flops
 
+from subprune.program import flat_tensors
 from subprune.record import as_inputs
 from subprune.structure.inspect import inspect
 from subprune.surgery import prove
 
 
-@pytest.mark.parametrize("name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "mha"])
+@pytest.mark.parametrize("name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"])
 def test_cost_of_a_unit_is_what_its_removal_saves(name: str) -> None:
     model, example = ZOO[name].build()
     table = inspect(model, example)
     assert table.params == sum(p.numel() for p in model.parameters())
-    assert table.flops == flops(model, example)
+    inputs = flat_tensors(example)[0].shape[0]
+    assert table.flops == flops(model, example) / inputs
     for row in table:
         if row.units < 2:
             continue
         small = prove(model, table.structure, {row.name: list(range(1, row.units))}, as_inputs(example), 1e-4)
-        saved = table.params - sum(p.numel() for p in small.parameters()), table.flops - flops(small, example)
+        saved = (
+            table.params - sum(p.numel() for p in small.parameters()),
+            table.flops - flops(small, example) / inputs,
+        )
         assert row.params_per_unit[0] <= saved[0] <= row.params_per_unit[1]
         assert row.flops_per_unit[0] <= saved[1] <= row.flops_per_unit[1]
 
@@ -36,7 +41,7 @@ def test_lenet_by_hand() -> None:
     assert (row.producers, row.followers, row.consumers) == (("conv2",), (), ("fc1",))
     saved = 6 * 9 + 1 + 25 * 120  # its filter, its bias, its columns of fc1
     assert row.params_per_unit == (saved, saved)
-    work = 2 * 2 * (11 * 11 * 6 * 9 + 25 * 120)  # two images, two operations a product
+    work = 2 * (11 * 11 * 6 * 9 + 25 * 120)  # two operations a product; one of the two images
     assert row.flops_per_unit == (work, work)
 
 

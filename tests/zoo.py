@@ -216,6 +216,7 @@ ZOO: dict[str, Entry] = {
         {"0": "remove_parametrizations", "2": "remove_parametrizations"},
     ),
     "lstm": Entry(odd.Recurrent, rows(2, 6, 4), {"neuron": 2}, 2, {"lstm": "recurrent", "fc2": "lstm"}),
+    "gru": Entry(odd.Stepwise, rows(2, 6, 4), {"neuron": 2}, 2, {"gru": "recurrent", "fc2": "gru"}),
     "branching": Entry(
         odd.Branching, rows(3, 4), {"neuron": 2}, 2, {"branch": "depends on the values", "fc2": "branch"}
     ),
@@ -282,12 +283,14 @@ def gap(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 def flops(model: nn.Module, example: Any) -> int:
-    """As PyTorch counts them; without the fused encoder layer, which its counter does not see."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
+    """As PyTorch counts them; without the fused encoder layer and LSTM, which its counter does not see."""
+    enabled, fused = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
     try:
         with FlopCounterMode(display=False) as counter:
             run(model.requires_grad_(False), example)
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+        torch._C._set_mkldnn_enabled(fused)
     return int(counter.get_total_flops())

@@ -78,6 +78,25 @@ class Recurrent(nn.Module):
         return self.fc4(F.relu(self.fc3(y[:, -1])))
 
 
+class Stepwise(nn.Module):
+    """Both directions of two layers, then a cell, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 5)
+        self.gru = nn.GRU(5, 3, num_layers=2, bidirectional=True, batch_first=True)
+        self.cell = nn.LSTMCell(6, 4)
+        self.fc3, self.fc4 = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.gru(self.fc2(F.relu(self.fc1(x))))
+        state = None
+        for step in y.unbind(1):
+            state = self.cell(step, state)
+        assert state is not None
+        return self.fc4(F.relu(self.fc3(state[0])))
+
+
 class Branch(nn.Module):
     """Looks at the values to decide what to do."""
 

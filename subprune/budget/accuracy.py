@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from subprune.answers import IGNORED, Reading, read_program
 from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.calibrate import Calibration, Passage, Run
+from subprune.calibrate import Calibration, Passage
 from subprune.errors import DataError
 from subprune.memory import keep_freed
 from subprune.ranking import rankers, ranking_of
@@ -72,15 +73,16 @@ def accuracy_curves(
     found = {g.name: AccuracyCurve(*known[g.name]) for g in groups if g.name in known}
     if len(found) == len(groups):
         return found
-    own = _dense_predictions(verification)
-    goal = _labels(verification) if labels else own
+    reading = _reading(verification)
+    own = verification.start().answers(reading.classes)
+    goal = _labels(verification, own) if labels else own
     whole = _share(own, goal)
     run = verification.start()
     passage = Passage(run, groups)
     for ranker in rankers(calibration, groups, method, tick=tick, **choices):
         if ranker.group.name in found:
             continue
-        curve = _curve(ranker, method, passage, goal, whole, reweight, fractions)
+        curve = _curve(ranker, method, passage, reading, goal, whole, reweight, fractions)
         found[ranker.group.name] = curve
         if cache is not None:
             cache.write(ranker.group.name, (curve.counts, curve.values))
@@ -91,6 +93,7 @@ def _curve(
     ranker: Ranker,
     method: Method,
     passage: Passage,
+    reading: Reading,
     goal: Sequence[Tensor],
     whole: float,
     reweight: bool,
@@ -109,31 +112,40 @@ def _curve(
         probe = start.fork()
         state = alone(ranker, ranking, k, reweight)
         probe.tensors, probe.override = state.tensors, {**probe.override, **state.override}
-        values.append(_share_right(probe, goal))
+        values.append(_share(probe.answers(reading.classes), goal))
     return AccuracyCurve(tuple(counts), (*values, whole))
 
 
-def _share_right(run: Run, goal: Sequence[Tensor]) -> float:
-    return _share(run.answers(lambda out: out.argmax(-1)), goal)
-
-
 def _share(found: Sequence[Tensor], goal: Sequence[Tensor]) -> float:
+    """Share of right answers; those whose label says so are not counted."""
     right = sum(int((x == y).sum()) for x, y in zip(found, goal, strict=True))
-    return right / sum(y.numel() for y in goal)
+    return right / sum(int((y != IGNORED).sum()) for y in goal)
 
 
-def _labels(verification: Calibration) -> list[Tensor]:
+def _reading(verification: Calibration) -> Reading:
+    reading = read_program(verification.programs[0], verification.batches[0])
+    if reading.dim is None:
+        raise DataError(
+            "equal accuracy and equal agreement compare classes, and the model's outputs are numbers; give allocate= "
+            "another rule, such as 'knapsack' or 'uniform'"
+        )
+    return reading
+
+
+def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor]:
     found = [b.labels for b in verification.batches if b.labels is not None]
     if len(found) < len(verification.batches):
         raise DataError(
             "equal accuracy needs labels: give verify_data with labels, or use allocate='equal-agreement', which "
             "compares with the dense model's own predictions"
         )
+    for labels, own in zip(found, answers, strict=True):
+        if labels.shape != own.shape or not bool((labels != IGNORED).any()):
+            raise DataError(
+                f"equal accuracy needs one label for every answer, of shape {tuple(own.shape)}; verify_data has labels "
+                f"of shape {tuple(labels.shape)}, or all of them are {IGNORED}, which are not counted"
+            )
     return found
-
-
-def _dense_predictions(verification: Calibration) -> list[Tensor]:
-    return verification.start().answers(lambda out: out.argmax(-1))
 
 
 def equal_accuracy(

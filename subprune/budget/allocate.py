@@ -21,7 +21,9 @@ from subprune.registry import Method
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["RULES", "Demand", "allocate"]
+__all__ = ["LATENCY_STEPS", "RULES", "Demand", "allocate"]
+
+LATENCY_STEPS = 9  # models that are cut and timed for a latency, if every guess is right
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Demand:
     verification: Calibration | None = None  # None: the calibration data
     cache: Path | None = None  # folder for accuracy curves
     tick: Callable[[str, Group], None] = lambda stage, group: None
+    say: Callable[[str], None] = lambda text: None  # a step that is about no single group begins
     params: str | float | None = None  # "50%", or a number
     flops: str | float | None = None  # "50%", or a number for one input
 
@@ -61,12 +64,12 @@ class Demand:
         if self.params is not None:
             limit = int(amount("params", self.params, self.cost.params({})))
             return Target("params", limit, f"params={self.params!r}")
+        inputs = self.calibration.batches[0].size
         if self.flops is not None:
-            inputs = self.calibration.batches[0].size
             limit = int(amount("flops", self.flops, self.cost.flops({}) / inputs) * inputs)
-            return Target("flops", limit, f"flops={self.flops!r}")
+            return Target("flops", limit, f"flops={self.flops!r}", inputs)
         ratio = self.speedup or 1.0
-        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}")
+        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}", inputs)
 
     def counts(self, name: str) -> Counts:
         """Units to keep in every group, by the rule of that name."""
@@ -77,6 +80,11 @@ class Demand:
         """Refuse a target that no budget meets, before anything is computed."""
         if self.budgets is None and self.keep is None:
             self.target.check(self.cost, {g.name: self.rounding.least(g.n_units) for g in self.groups})
+
+    def steps(self, rule: str, latency: object = None) -> int:
+        """How many steps of progress the rule takes: one look at every group, where it needs any."""
+        looks = rule != "uniform" and self.budgets is None and (self.keep is None or rule == "score")
+        return (len(self.groups) if looks else 0) + (0 if latency is None else LATENCY_STEPS)
 
     @property
     def looks(self) -> dict[str, Any]:

@@ -36,8 +36,9 @@ class Target:
     """A limit on the parameters or FLOPs of the whole model."""
 
     quantity: str  # "params" or "flops"
-    limit: int
+    limit: int  # FLOPs are those of one call on the first batch
     asked: str  # how the caller put it, for messages
+    inputs: int = 1  # in that call
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
         """What the limit is about, for these numbers of units."""
@@ -50,10 +51,11 @@ class Target:
         """Refuse a target that even one unit per group does not meet, and name the nearest that can be."""
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.limit:
+            words = "params" if self.quantity == "params" else "FLOPs per input"
             raise BudgetError(
-                f"{self.asked} cannot be reached: it allows {self.limit:,} {self.quantity}, and with the smallest "
-                f"width of every group {least:,} are left; the nearest feasible ratio is {full / least:.2f}, or "
-                f"{least / full:.1%} of the {self.quantity}"
+                f"{self.asked} cannot be reached: it allows {self.limit // self.inputs:,} {words}, and with the "
+                f"smallest width of every group {least // self.inputs:,} are left; the nearest feasible ratio is "
+                f"{full / least:.2f}, or {least / full:.1%} of the {self.quantity}"
             )
 
 

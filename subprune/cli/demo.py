@@ -26,7 +26,7 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Prune the shipped LeNet at c = 2, 4, 8, 16, 32 and show what is left."""
-    with progress_bar(len(RATIOS), None) as note:
+    with progress_bar({"": len(RATIOS)}, None) as note:
         rows = run_demo(output, RATIOS, seed, note)
     if json:
         print_json([vars(r) for r in rows])

@@ -20,6 +20,7 @@ _PHRASES = {
     " (or pass forward= to turn it into one)": "",
     "reweight=False": "--no-reweight",
     "time_calls=False": "--no-time",
+    "time_calls=True": "--time",
     "leave time_calls away": "leave it away",
     ", ".join(TARGETS): ", ".join(_FLAGS[name] for name in TARGETS),
 }

@@ -22,6 +22,7 @@ from subprune.forecast import Forecast
 from subprune.methods import find_method
 from subprune.plan import unprovable
 from subprune.result import Result
+from subprune.stopwatch import Stopwatch
 from subprune.storage import save
 
 __all__ = ["register"]
@@ -90,7 +91,7 @@ def prune(
     ] = "keep",
     time: Annotated[
         bool | None,
-        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: as few as needed]."),
+        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: with one input]."),
     ] = None,
     guarantees: Annotated[
         bool | None,
@@ -130,7 +131,7 @@ def prune(
     _check_output(output)
     result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
-        result = _guaranteed(result, net, load_data(choice), n_samples)
+        result = _guaranteed(result, net, load_data(choice), False if json else None)
     _write(result, output, json, verified_on)
 
 
@@ -174,16 +175,24 @@ def _check_output(output: Path) -> None:
     (output / ".subprune").unlink()
 
 
-def _guaranteed(result: Result, net: Any, inputs: Any, n_samples: int) -> Result:
+def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) -> Result:
+    """The result with bounds for what was selected, in the way it was selected; the time they took is counted."""
     from subprune.guarantees import guarantees
 
-    form = find_method(result.plan.method).form
+    watch = Stopwatch()
+    plan = result.plan
+    same = {name: plan.options[name] for name in ("patches", "seed", "n_samples")}
     try:
-        found = guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples)
+        proven = guarantees(
+            net, inputs, form=find_method(plan.method).form, budgets=plan.counts, progress=progress, **same
+        )
+        result = result.with_guarantees(proven)
     except SubpruneError as error:  # the pruned model is not to be lost
         say(f"no bounds in the report: {error}")
-        return result
-    return result.with_guarantees(found)
+    watch.lap("guarantees")
+    report = result.report
+    parts = {**report.parts, **watch.parts}
+    return replace(result, report=replace(report, seconds=report.seconds + watch.seconds, parts=parts))
 
 
 def _show_forecast(seen: Forecast, json: bool) -> None:

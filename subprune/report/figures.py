@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from subprune.compare import Comparison
 from subprune.errors import DataError
 from subprune.export import Exported
 from subprune.files import write_atomic
@@ -17,6 +18,7 @@ from subprune.report.decode import decode
 __all__ = ["GuaranteeLine", "Layer", "Report"]
 
 NAN = float("nan")
+NOTHING = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,42 @@ class Report:
 
     plan: Plan
     parameters: tuple[int, int]
-    flops: tuple[int, int]  # of one call on the first calibration batch
+    flops: tuple[int, int]  # for one input: of a call on the first calibration batch, over its inputs
     samples: int
-    seconds: float
-    agreement: float = NAN  # share of calibration samples with the dense model's prediction
+    seconds: float  # of the whole call of `prune`
+    fitted: Comparison = NOTHING  # on the calibration inputs, which the weights were fitted to
+    held_out: Comparison | None = None  # on inputs that nothing was fitted to
     refused: dict[str, str] = field(default_factory=dict)  # layer → why it was not pruned
     notes: tuple[str, ...] = ()
-    output_change: float = NAN  # ‖pruned − dense‖² / ‖dense‖² of the outputs on the calibration data
     accuracy: tuple[float, float] | None = None  # on labelled data, before and after
     accuracy_on: str = ""  # which data
     latency: tuple[float, float] | None = None  # seconds per call, median, before and after
+    latency_spread: tuple[tuple[float, float], tuple[float, float]] | None = None  # quartiles, before and after
     latency_inputs: int = 0  # inputs in such a call
     latency_calls: int = 0  # timed calls of each model
-    batch: int = 1  # inputs in the call that FLOPs are about
+    latency_threads: int = 0  # threads that PyTorch could use
+    parts: dict[str, float] = field(default_factory=dict)  # what `seconds` were spent on; they add up to it
     model: str = ""  # class of the model
     layers: tuple[Layer, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()
     exports: tuple[Exported, ...] = ()  # files made with `subprune.export`
     command: str = ""  # what reproduces it
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> Comparison:
+        """On inputs that nothing was fitted to, if there are some, else on the calibration inputs."""
+        return self.fitted if self.held_out is None else self.held_out
+
+    @property
+    def agreement(self) -> float:
+        """Share of answers with the dense model's class; nan where outputs are not classes."""
+        return self.compared.agreement
+
+    @property
+    def output_change(self) -> float:
+        """‖pruned − dense‖² / ‖dense‖² of the outputs."""
+        return self.compared.output_change
 
     @property
     def compression(self) -> float:
@@ -81,7 +100,8 @@ class Report:
         """One line."""
         return (
             f"{self.plan.method}: {self.parameters[0]:,} → {self.parameters[1]:,} parameters "
-            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs, {self.seconds:.1f} s on {self.samples} inputs"
+            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, {self.seconds:.1f} s on "
+            f"{self.samples} inputs"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import error_left, faster, measured, percent, timed
+from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed
 
 if TYPE_CHECKING:
+    from subprune.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
@@ -64,6 +65,8 @@ def _head(r: Report) -> str:
         "given budgets",
     )  # fmt: skip
     words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
+    if r.parts:
+        words += f" ({spent(r)})"
     return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'
 
 
@@ -73,24 +76,37 @@ def _plain(x: object) -> str:
 
 def _figures(r: Report) -> str:
     (p, q), (f, g) = r.parameters, r.flops
-    batch = max(1, r.batch)
     shown = [
         (f"{r.compression:.2f}×", f"fewer parameters: {p:,} → {q:,}"),
-        (f"{r.speedup:.2f}×", f"fewer FLOPs an input: {_big(f / batch)} → {_big(g / batch)}"),
+        (f"{r.speedup:.2f}×", f"fewer FLOPs per input: {_big(f)} → {_big(g)}"),
     ]
     if r.latency is not None:
-        a, b = r.latency
-        ratio, _, word = faster(a, b).partition(" ")
-        shown.append((ratio, f"{word}: {a * 1e3:.3g} → {b * 1e3:.3g} ms {timed(r)}"))
+        ratio, _, word = faster(r).partition(" ")
+        if ratio == "no":
+            ratio, word = "≈", faster(r)
+        shown.append((ratio, f"{word}: {milliseconds(r)} {timed(r)}"))
     if r.accuracy is not None:
         a, b = r.accuracy
         shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
-    if not math.isnan(r.agreement):
-        shown.append((percent(r.agreement, 1), "same answer as before, on the calibration data"))
-    if not math.isnan(r.output_change):
-        shown.append((percent(r.output_change), "change of the outputs (squared, relative)"))
+    shown += _compared(r)
     cells = "".join(f'<div class="figure"><b>{e(b)}</b><span>{e(text)}</span></div>' for b, text in shown)
     return f'<div class="figures">{cells}</div>'
+
+
+def _compared(r: Report) -> list[tuple[str, str]]:
+    """How the outputs compare with those before: held-out inputs first, the fitted ones beside."""
+    shown, fitted = r.compared, r.fitted
+    figures: list[tuple[Callable[[Comparison], str], str]] = []
+    if not math.isnan(shown.agreement):
+        figures.append((lambda c: percent(c.agreement, 1), f"of {shown.kind}s: same answer as before"))
+    if shown.kind and not math.isnan(shown.output_change):
+        figures.append((lambda c: percent(c.output_change), "change of the outputs (squared, relative)"))
+    elif not math.isnan(shown.output_change):
+        figures.append((lambda c: percent(c.relative_error), "relative output error"))
+    if r.held_out is None:
+        return [(f(shown), f"{text}, on the calibration data itself, which flatters") for f, text in figures]
+    where = f"on {shown.inputs:,} held-out inputs"
+    return [(f(shown), f"{text}, {where}; on fitted inputs: {f(fitted)}") for f, text in figures]
 
 
 def _big(x: float) -> str:

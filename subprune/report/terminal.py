@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,10 +12,23 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from subprune.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
-__all__ = ["as_text", "error_left", "faster", "measured", "percent", "report_table", "report_text", "timed"]
+__all__ = [
+    "as_text",
+    "comparisons",
+    "error_left",
+    "faster",
+    "measured",
+    "milliseconds",
+    "percent",
+    "report_table",
+    "report_text",
+    "spent",
+    "timed",
+]
 
 
 def as_text(parts: Iterable[Any], width: int = 110) -> str:
@@ -39,17 +52,42 @@ def error_left(group: GroupPlan) -> str:
     return "whole" if len(group.kept) == group.units else percent(group.error)
 
 
-def faster(a: float, b: float) -> str:
-    """How two times compare, in words."""
-    if not a or not b:
+def faster(report: Report) -> str:
+    """How the two times compare, in words: no verdict where the middle halves of the calls overlap."""
+    if report.latency is None or not all(report.latency):
         return "–"
+    a, b = report.latency
+    if report.latency_spread is not None:
+        (low, high), (lower, higher) = report.latency_spread
+        if lower <= high and low <= higher:
+            return "no measurable difference"
     return f"{a / b:.2f}× faster" if b <= a else f"{b / a:.2f}× slower"
+
+
+def milliseconds(report: Report) -> str:
+    """Median and quartiles before and after."""
+    spreads = report.latency_spread or (None, None)
+    both = zip(report.latency or (), spreads, strict=False)
+    return " → ".join(_range(median, spread) for median, spread in both)
+
+
+def _range(median: float, spread: tuple[float, float] | None) -> str:
+    around = "" if spread is None else f" ({spread[0] * 1e3:.3g}–{spread[1] * 1e3:.3g})"
+    return f"{median * 1e3:.3g} ms{around}"
 
 
 def timed(report: Report) -> str:
     """What the latency is about."""
-    n, calls = report.latency_inputs or report.batch, report.latency_calls
-    return f"for {n:,} input{'' if n == 1 else 's'}" + (f", median of {calls} calls" if calls else "")
+    n, threads, calls = report.latency_inputs, report.latency_threads, report.latency_calls
+    parts = [f"for {n:,} input{'' if n == 1 else 's'}"]
+    parts += [f"{threads} thread{'' if threads == 1 else 's'}"] if threads else []
+    parts += [f"median of {calls} calls and the middle half of them"] if calls else []
+    return ", ".join(parts)
+
+
+def spent(report: Report) -> str:
+    """What the seconds went into."""
+    return ", ".join(f"{name} {seconds:.2g}" for name, seconds in report.parts.items())
 
 
 def report_table(report: Report) -> Table:
@@ -72,17 +110,31 @@ def report_text(report: Report) -> str:
     return as_text(parts)
 
 
+def comparisons(report: Report) -> list[tuple[str, str, str]]:
+    """How the outputs compare: what is said, the figure, and the inputs it is about with the figure on others."""
+    shown, fitted = report.compared, report.fitted
+    figures: list[tuple[str, Callable[[Comparison], str]]] = []
+    if not math.isnan(shown.agreement):
+        same = "agreement with the dense model"
+        figures.append((same, lambda c: f"same answer for {percent(c.agreement)} of {c.kind}s"))
+    if shown.kind and not math.isnan(shown.output_change):
+        figures.append(("output change", lambda c: percent(c.output_change)))
+    elif not math.isnan(shown.output_change):
+        figures.append(("relative output error", lambda c: percent(c.relative_error)))
+    if report.held_out is None:
+        return [(name, words(shown), "on the calibration data itself, which flatters") for name, words in figures]
+    where = f"on {shown.inputs:,} held-out input{'' if shown.inputs == 1 else 's'}"
+    return [(name, words(shown), f"{where}; on fitted inputs: {words(fitted)}") for name, words in figures]
+
+
 def measured(report: Report) -> list[tuple[str, str]]:
     """Measured figures beyond sizes, in words."""
-    found: list[tuple[str, str]] = []
-    if not math.isnan(report.agreement):
-        found.append(("agreement with the dense model", percent(report.agreement)))
-    if not math.isnan(report.output_change):
-        found.append(("output change", percent(report.output_change)))
+    found = [(name, f"{value}, {where}") for name, value, where in comparisons(report)]
     if report.accuracy is not None:
         a, b = report.accuracy
         found.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
     if report.latency is not None:
-        a, b = report.latency
-        found.append(("latency", f"{a * 1e3:.3g} ms → {b * 1e3:.3g} ms {timed(report)} ({faster(a, b)})"))
+        found.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
+    if report.parts:
+        found.append(("seconds", f"{report.seconds:.2g}: {spent(report)}"))
     return found

@@ -10,13 +10,15 @@ from typing import Any
 from torch import nn
 
 from subprune.errors import closest
+from subprune.program import input_count
+from subprune.record import as_inputs
 from subprune.structure.cost import CostModel, Ints
 from subprune.structure.find import find_groups
 from subprune.structure.groups import Group, Structure
 
 __all__ = ["GroupRow", "Inspection", "inspect"]
 
-_HEADER = ("group", "kind", "units", "params/unit", "FLOPs/unit", "default", "read by", "remark")
+_HEADER = ("group", "kind", "units", "params/unit", "FLOPs/unit/input", "default", "read by", "remark")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class GroupRow:
     kind: str
     units: int
     params_per_unit: tuple[int, int]  # parameters that go if this one unit goes
-    flops_per_unit: tuple[int, int]  # two per multiply-add, for the example input
+    flops_per_unit: tuple[int, int]  # per input, two per multiply-add
     default: bool  # pruned unless `ignore` or `only` say otherwise
     producers: tuple[str, ...]
     followers: tuple[str, ...]
@@ -48,7 +50,7 @@ class Inspection:
 
     model: str
     params: int
-    flops: int
+    flops: int  # per input: of a call on the example, over its inputs; two per multiply-add
     rows: tuple[GroupRow, ...]
     refused: dict[str, str]  # layer → why its outputs cannot go
     unused: tuple[str, ...]  # parameters that the forward run did not touch
@@ -71,7 +73,7 @@ class Inspection:
     def _summary(self) -> str:
         default = sum(r.default for r in self.rows)
         return (
-            f"{self.model}: {self.params:,} parameters, {self.flops:,} FLOPs; "
+            f"{self.model}: {self.params:,} parameters, {self.flops:,} FLOPs per input; "
             f"{len(self.rows)} groups, {default} of them pruned by default"
         )
 
@@ -114,19 +116,26 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
         for name, _ in model.named_parameters()
         if name not in seen and not any(name.startswith(o + ".") for o in hidden)
     )
-    rows = tuple(_row(group, cost) for group in structure.groups)
+    inputs = input_count(as_inputs(example_inputs))
+    rows = tuple(_row(group, cost, inputs) for group in structure.groups)
     return Inspection(
-        type(model).__name__, cost.params({}), cost.flops({}), rows, dict(structure.refused), unused, structure
+        type(model).__name__,
+        cost.params({}),
+        cost.flops({}) // inputs,
+        rows,
+        dict(structure.refused),
+        unused,
+        structure,
     )
 
 
-def _row(group: Group, cost: CostModel) -> GroupRow:
+def _row(group: Group, cost: CostModel, inputs: int) -> GroupRow:
     params, flops = cost.per_unit(group.name)
     obstacles = [group.obstacle] if group.obstacle else []
     if group.reweightable:  # otherwise the first obstacle says it all
         obstacles += [f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle]
     return GroupRow(
-        group.name, group.kind, group.n_units, _ends(params), _ends(flops), group.inner, group.producers,
+        group.name, group.kind, group.n_units, _ends(params), _ends(flops // inputs), group.inner, group.producers,
         group.followers, tuple(dict.fromkeys(c.name for c in group.consumers)), tuple(dict.fromkeys(obstacles)),
     )  # fmt: skip
 
