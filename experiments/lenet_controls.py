@@ -54,7 +54,7 @@ def other_budgets(dense: nn.Module, train: Images, test: Images, seed: int) -> I
             budgets, kept = dict(zip(GROUPS, counts, strict=True)), "-".join(map(str, counts))
             for method, reweight in (*((m, True) for m in METHODS), ("layer-in-change", False)):
                 small = subprune.prune(
-                    dense, data, method=method, budgets=budgets, reweight=reweight, seed=seed, progress=False
+                    dense, data, method=method, budgets=budgets, reweight=reweight, ridge=0, seed=seed, progress=False
                 ).model
                 own = {"control": control, "method": method, "reweight": int(reweight), "seed": seed, "kept": kept}
                 yield measured(small, test, **own, finetune="none")

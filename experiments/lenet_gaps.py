@@ -165,7 +165,7 @@ def _top1(model: nn.Module, method: str, widths: Widths, images: Images, test: I
     budgets = dict(zip(GROUPS, widths, strict=True))
     for seed in SEEDS:
         data = calibration_batches(images, 512, seed)
-        small = subprune.prune(model, data, method=method, budgets=budgets, seed=seed, progress=False).model
+        small = subprune.prune(model, data, method=method, budgets=budgets, seed=seed, ridge=0, progress=False).model
         yield 100 * count_correct(small, test) / len(test)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -113,7 +113,8 @@ def prune(
     check_call(forward, cache, dry_run)
     with progress_bar(STAGES, progress) as tick:
         tick("reading data")
-        taken, parts = folded(batches(data, model, n_samples, forward=forward), options.parts)
+        given = batches(data, model, n_samples, forward=forward)
+        taken, parts = folded(given, options.parts)
         watch.lap("reading data")
         tick("recording the model")
         calibration = Calibration.of(model, taken, parts)
@@ -131,7 +132,7 @@ def prune(
         tick.enter("check")
         tick("cutting and checking")
         small, eager = _realise(calibration, done)
-        done.notes += _finish(small, calibration, done, batchnorm)
+        done.notes += _finish(small, calibration, given, done, batchnorm)
         watch.lap("check")
         tick.enter("measuring")
         return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
@@ -187,11 +188,13 @@ def _walk(demand: Demand, options: Options, tick: Progress, watch: Stopwatch) ->
     return done, left
 
 
-def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
-    """What else the smaller model needs; remarks for the report."""
+def _finish(
+    small: nn.Module, calibration: Calibration, given: Sequence[Batch], done: Walk, batchnorm: str
+) -> list[str]:
+    """What else the smaller model needs; remarks for the report. `given`: the batches as the caller made them."""
     notes = sync_config(small, calibration.structure, {name: d.kept for name, d in done.decisions.items()})
     if batchnorm == "recalibrate":
-        layers = recalibrate(small, calibration.batches)
+        layers = recalibrate(small, given)
         notes = [*notes, f"BatchNorm statistics taken anew in {len(layers)} layers"]
     if batchnorm == "sequential":
         notes = [*notes, f"BatchNorm statistics taken anew in {len(done.renewed) // 2} layers, one after another"]

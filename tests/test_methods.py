@@ -29,7 +29,7 @@ def generator(name: str, seed: int = 0) -> torch.Generator:
 def run(net: Net, model: nn.Module, method: str, data: slow.Data, **options: object) -> subprune.Result:
     extra = {"train_data": net.data(3, 12, seed=99)} if method.endswith("-fd") else {}
     settings = {"budgets": net.keep, **extra, **options}
-    return subprune.prune(model, data, method=method, progress=False, **settings)  # type: ignore[arg-type]
+    return subprune.prune(model, data, method=method, ridge=0, progress=False, **settings)  # type: ignore[arg-type]
 
 
 def slow_choice(

@@ -165,7 +165,7 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     stage("pruning")
     result = subprune.prune(
         model, data, method=cell.method, budgets=counts, reweight=cell.reweight, train_data=pool, seed=cell.seed,
-        batchnorm=cell.batchnorm, n_samples=None, time_calls=False, progress=False,
+        batchnorm=cell.batchnorm, ridge=0, n_samples=None, time_calls=False, progress=False,
     )  # fmt: skip
     pruned = time.perf_counter()
     kept = json.dumps({name: len(units) for name, units in result.plan.kept.items()})
