@@ -111,7 +111,8 @@ def prune(
     watch = Stopwatch()
     check_model(model)
     check_call(forward, cache, dry_run)
-    with progress_bar(STAGES, progress) as tick:
+    more = train_data is not None or verify_data is not None
+    with progress_bar({**STAGES, "setup": 2 + more}, progress) as tick:
         tick("reading data")
         given = batches(data, model, n_samples, forward=forward)
         taken, parts = folded(given, options.parts)
@@ -120,6 +121,8 @@ def prune(
         calibration = Calibration.of(model, taken, parts)
         groups = _groups(calibration, options)
         watch.lap("structure")
+        if more:
+            tick("reading the other data")
         pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
         watch.lap("reading data")
         demand = _demand(calibration, groups, options, pool, verify, cache, tick)
@@ -127,7 +130,8 @@ def prune(
             tick.plan(budgets=demand.steps(options.rule, latency), pruning=0, check=0, measuring=0)
             tick.enter("budgets")
             return forecast(demand, options.rule, latency)
-        tick.plan(budgets=demand.steps(options.rule, latency), pruning=len(budgets or groups))
+        steps = {"pruning": len(budgets or groups), "measuring": 2 if verify is None else 3}
+        tick.plan(budgets=demand.steps(options.rule, latency), **steps)
         done, left = _walk(demand, options, tick, watch)
         tick.enter("check")
         tick("cutting and checking")
@@ -138,7 +142,8 @@ def prune(
         return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
 
 
-STAGES = {"setup": 2, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}  # and their steps, as far as known
+STAGES = {"setup": 2, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}
+"""The stages of the work, and their steps before the groups are known."""
 
 
 def _more(calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None) -> Calibration | None:

@@ -29,7 +29,7 @@ class Row:
     asked: float
     accuracy: tuple[float, float]
     parameters: tuple[int, int]
-    flops: tuple[int, int]
+    flops: tuple[int, int]  # per input
     seconds: float
     kept: dict[str, tuple[int, int]]  # group → (kept, units)
     file: str

@@ -132,7 +132,7 @@ class _Trial:
         return label_loss(self._output(env), self.labels)
 
     def _output(self, env: dict[int, Tensor]) -> Tensor:
-        return self.program.fetch_output(self.program.outputs[0], env, self.run.tensors)
+        return self.program.fetch_output(self.program.answer, env, self.run.tensors)
 
     def masked_losses(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
         """The same for groups whose units are seen together by a norm: each trial is a masked run of its own."""

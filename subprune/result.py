@@ -115,6 +115,7 @@ def make_result(
     fitted = compare(done.dense.finish(), measure.outputs(small, calibration.batches), calibration.batches, program)
     accuracy = fitted.accuracy
     if verify:
+        tick("accuracy on the verification data")
         both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
         accuracy = compare(*both, verify.batches, program).accuracy
     tick("counting and timing")

@@ -111,7 +111,7 @@ def _products(calibration: Calibration, program: Program, batch: Batch, readers:
     tensors = model_tensors(calibration.model, program)
     env = program.run(program.bind(batch.inputs), tensors, override=override, grad=True)
     with torch.enable_grad():
-        loss = label_loss(program.fetch_output(program.outputs[0], env, tensors), batch.labels)
+        loss = label_loss(program.fetch_output(program.answer, env, tensors), batch.labels)
     order = list(seen)
     grads = torch.autograd.grad(loss, [seen[i] for i in order], allow_unused=True)
     return {

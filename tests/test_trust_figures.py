@@ -394,7 +394,7 @@ def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> Non
     assert sum(report.parts.values()) == pytest.approx(report.seconds, rel=0.01)
     assert set(report.parts) == {"reading data", "structure", "budgets", "pruning", "check", "measuring"}
     assert report.parts["reading data"] >= 0.3
-    assert "seconds: " in str(report)
+    assert f"time: {report.seconds:.2f} s: reading data" in str(report)
     assert "reading data 0.3" in str(report)
     assert "reading data 0.3" in report.to_html()
     assert Report.from_json(report.to_json()).parts.keys() == report.parts.keys()
@@ -422,12 +422,15 @@ def test_progress_is_never_beyond_its_end_and_complete_at_it(deep: tuple[nn.Modu
     assert done == sorted(done)
     assert all(s.done < s.total for s in steps[:-1])
     assert steps[-1] == Step(steps[-1].total, steps[-1].total, "done")
-    assert len({s.total for s in steps[2:]}) == 1  # the groups are known by then
+    more = "verify_data" in PROGRESS[name]
     texts = [s.text for s in steps]
-    expected = ["reading data", "recording the model"]
-    assert texts[:2] == expected
+    setup = ["reading data", "recording the model", *(["reading the other data"] if more else [])]
+    assert texts[: len(setup)] == setup
+    assert len({s.total for s in steps[len(setup) :]}) == 1  # the groups are known by then
     if "dry_run" not in PROGRESS[name]:
-        assert texts[-4:] == ["cutting and checking", "comparing outputs", "counting and timing", "done"]
+        accuracy = ["accuracy on the verification data"] if more else []
+        end = ["cutting and checking", "comparing outputs", *accuracy, "counting and timing", "done"]
+        assert texts[-len(end) :] == end
 
 
 # ---- guarantees -----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def timed(report: Report) -> str:
 
 def spent(report: Report) -> str:
     """What the seconds went into."""
-    return ", ".join(f"{name} {seconds:.2g}" for name, seconds in report.parts.items())
+    return ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.parts.items())
 
 
 def report_table(report: Report) -> Table:
@@ -136,5 +136,5 @@ def measured(report: Report) -> list[tuple[str, str]]:
     if report.latency is not None:
         found.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
     if report.parts:
-        found.append(("seconds", f"{report.seconds:.2g}: {spent(report)}"))
+        found.append(("time", f"{report.seconds:.2f} s: {spent(report)}"))
     return found
