@@ -12,7 +12,7 @@ from subprune.answers import IGNORED, Reading, fitting, read
 from subprune.data import Batch
 from subprune.program import Program
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "Tally", "compare"]
 
 NAN = float("nan")
 _CHUNK = 2**22  # numbers compared in float64 at a time
@@ -45,29 +45,50 @@ def compare(
     that of the finite ones, and infinite where they do not match. Accuracy is there if every batch has one class
     number for each answer; answers labelled -100 are not counted.
     """
-    reading: Reading | None = None
-    gap = energy = 0.0
-    same = total = labelled = counted = inputs = 0
-    right = [0, 0]
+    tally = Tally(program)
     for a, b, batch in zip(before, after, batches, strict=True):
-        if reading is None:
-            reading = read(a, batch, program)
-        inputs += batch.size
-        more = _energies(a, b)
-        gap, energy = gap + more[0], energy + more[1]
-        if reading.dim is None:
-            continue
-        one, other = reading.classes(a), reading.classes(b)
-        same += int((one == other).sum())
-        total += one.numel()
+        tally.add(a, b, batch)
+    return tally.result()
+
+
+class Tally:
+    """Counts for a `Comparison`, batch by batch: several can be kept over the same outputs."""
+
+    def __init__(self, program: Program | None = None) -> None:
+        self.program = program
+        self.reading: Reading | None = None
+        self.gap = self.energy = 0.0
+        self.same = self.answers = self.inputs = 0
+        self.batches = self.labelled = self.counted = 0
+        self.right = [0, 0]
+
+    def add(self, before: Tensor, after: Tensor, batch: Batch) -> None:
+        """Add the outputs of one batch."""
+        if self.reading is None:
+            self.reading = read(before, batch, self.program)
+        self.inputs += batch.size
+        self.batches += 1
+        gap, energy = _energies(before, after)
+        self.gap, self.energy = self.gap + gap, self.energy + energy
+        if self.reading.dim is None:
+            return
+        one, other = self.reading.classes(before), self.reading.classes(after)
+        self.same += int((one == other).sum())
+        self.answers += one.numel()
         labels = batch.labels
-        if labels is not None and fitting(labels, a, reading.dim):
-            labelled += 1
-            counted += int((labels != IGNORED).sum())
-            right = [n + int((x == labels).sum()) for n, x in zip(right, (one, other), strict=True)]
-    accuracy = (right[0] / counted, right[1] / counted) if counted and labelled == len(batches) else None
-    kind = reading.kind if reading is not None else ""
-    return Comparison(inputs, total, kind, same / total if total else NAN, _ratio(gap, energy), accuracy)
+        if labels is not None and fitting(labels, before, self.reading.dim):
+            self.labelled += 1
+            self.counted += int((labels != IGNORED).sum())
+            self.right[0] += int((one == labels).sum())
+            self.right[1] += int((other == labels).sum())
+
+    def result(self) -> Comparison:
+        """What all batches say together."""
+        known = self.counted > 0 and self.labelled == self.batches
+        accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
+        kind = self.reading.kind if self.reading is not None else ""
+        agreement = self.same / self.answers if self.answers else NAN
+        return Comparison(self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy)
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:

@@ -23,7 +23,11 @@ class GroupPlan:
     consumers: tuple[str, ...]
     order: tuple[int, ...] = ()
     errors: tuple[float, ...] = ()  # error curve over k = 0 … units
-    error: float = float("nan")  # relative input change left, on the calibration data
+    error: float = float("nan")  # relative input change left, on the inputs that were fitted
+    held_out: float = float("nan")  # the same on inputs that were not fitted; nan if there were none
+    ridge: tuple[float, ...] = ()  # relative strength of the ridge of every fit
+    growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖ among the fits
+    rows: int = 0  # the fewest rows that a fit had
     dependent: tuple[int, ...] = ()
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from subprune import measure
+from subprune.batchnorm import stored_norms
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
-from subprune.compare import compare
+from subprune.compare import Comparison, Tally, compare
 from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.methods import find_method
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
+from subprune.remarks import fit_remarks
 from subprune.report import GuaranteeLine, Layer, Report
 from subprune.stopwatch import Stopwatch
 from subprune.storage import describe_inputs
@@ -112,8 +115,9 @@ def make_result(
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
-    fitted = compare(done.dense.finish(), measure.outputs(small, calibration.batches), calibration.batches, program)
-    accuracy = fitted.accuracy
+    samples = sum(b.size for b in calibration.batches)
+    fitted, held_out = _compared(calibration, small, done, options)
+    accuracy = (held_out or fitted).accuracy
     if verify:
         tick("accuracy on the verification data")
         both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
@@ -128,14 +132,14 @@ def make_result(
         plan,
         parameters,
         flops,
-        sum(b.size for b in calibration.batches),
+        samples,
         watch.seconds,
         fitted,
-        None,
+        held_out,
         _skipped(calibration, groups),
-        (*done.notes, *_remarks(plan, options, verify, accuracy), *timing.notes),
+        (*done.notes, *_remarks(plan, options, verify, accuracy), *fit_remarks(plan, samples), *timing.notes),
         accuracy=accuracy,
-        accuracy_on="the verification data" if verify else "the calibration data",
+        accuracy_on="the verification data" if verify else "held-out inputs" if held_out else "the calibration data",
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
@@ -143,6 +147,31 @@ def make_result(
         parts=dict(watch.parts),
     )
     return Result(small, plan, report)
+
+
+def _compared(
+    calibration: Calibration, small: nn.Module, done: Walk, options: Options
+) -> tuple[Comparison, Comparison | None]:
+    """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there are folds.
+
+    For the second, every fold runs through the masked model that was fitted without it.
+    """
+    batches, program = calibration.batches, calibration.structure.program
+    fitted, held_out = Tally(program), Tally(program)
+    unseen: Iterable[Tensor | None] = itertools.repeat(None, len(batches))
+    if done.versions:
+        run = calibration.start()
+        run.versions, run.override = done.versions, done.override
+        if options.batchnorm == "recalibrate":
+            run.renew = stored_norms(program)
+            run.advance(len(program.ops))
+        unseen = run.finish()
+    outputs = zip(done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True)
+    for before, after, apart, batch in outputs:
+        fitted.add(before, after, batch)
+        if apart is not None:
+            held_out.add(before, apart, batch)
+    return fitted.result(), held_out.result() if done.versions else None
 
 
 def _remarks(
@@ -167,19 +196,23 @@ def _remarks(
 
 def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor]) -> GroupPlan:
     return GroupPlan(
-        group.name,
-        group.kind,
-        group.n_units,
-        decision.kept,
-        tuple(c.name for c in group.consumers),
-        decision.order,
-        decision.errors,
-        decision.error,
-        decision.dependent,
-        decision.rank,
-        decision.columns,
-        decision.seconds,
-        {slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
+        name=group.name,
+        kind=group.kind,
+        units=group.n_units,
+        kept=decision.kept,
+        consumers=tuple(c.name for c in group.consumers),
+        order=decision.order,
+        errors=decision.errors,
+        error=decision.error,
+        held_out=decision.held_out,
+        ridge=decision.ridge,
+        growth=decision.growth,
+        rows=decision.rows,
+        dependent=decision.dependent,
+        rank=decision.rank,
+        columns=decision.columns,
+        seconds=decision.seconds,
+        shapes={slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
     )
 
 

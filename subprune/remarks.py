@@ -1,0 +1,56 @@
+"""What a user should know about the fits of a pruning, in plain words with what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from subprune.plan import Plan
+
+__all__ = ["fit_remarks"]
+
+_FEW = 32  # inputs below which any figure is a guess
+_GAP = 3.0  # held-out error over fitted error from which a fit is called much worse
+_SMALL = 0.01  # held-out errors below this are fine, however small the fitted one is
+_GROWTH = 10.0  # times the old weights' norm
+
+
+def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
+    """Remarks on too few inputs, on fits that do not carry over to other inputs, and on large weights."""
+    fits = [g for g in plan.groups if g.rows and len(g.kept) < g.units]
+    if not fits:
+        return
+    if samples < _FEW:
+        yield (
+            f"only {samples} input{'' if samples == 1 else 's'} to calibrate on: the figures of this report are rough; "
+            "give a few hundred inputs"
+        )
+    if narrow := [g for g in fits if g.rows < g.columns]:
+        worst = max(narrow, key=lambda g: g.columns / g.rows)
+        wanted = math.ceil(2 * samples * worst.columns / worst.rows)
+        yield (
+            f"{_groups(len(narrow))} fitted with fewer rows of data than weights per output, so that the error on "
+            f"fitted inputs says nothing (most of all {worst.name}: {worst.rows:,} rows for {worst.columns:,} "
+            f"columns); about {wanted:,} inputs would be enough"
+        )
+    if weak := [g for g in fits if g.held_out > max(_SMALL, _GAP * g.error)]:
+        worst = max(weak, key=lambda g: g.held_out)
+        yield (
+            f"{_groups(len(weak))} fitted much better to the inputs seen than to others (most of all {worst.name}: "
+            f"error {_share(worst.error)} on fitted inputs, {_share(worst.held_out)} on held-out ones); more inputs "
+            "would help, or a smaller cut there"
+        )
+    if large := [g for g in fits if g.growth > _GROWTH]:
+        worst = max(large, key=lambda g: g.growth)
+        yield (
+            f"{_groups(len(large))} left with large weights (most of all {worst.name}: {worst.growth:.0f} times the "
+            "old norm), which rounding and other inputs may upset; give more inputs, or a ridge such as ridge=0.01"
+        )
+
+
+def _groups(count: int) -> str:
+    return f"{count} group{' was' if count == 1 else 's were'}"
+
+
+def _share(x: float) -> str:
+    return f"{x:.2g}" if x < 1e-4 else f"{x:.2%}"
