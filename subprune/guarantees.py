@@ -6,7 +6,6 @@ together and says in words which assumptions hold.
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune import bounds, budget
+from subprune.borrow import given_back
 from subprune.calibrate import FORMS, Calibration
 from subprune.data import Batch, batches
 from subprune.errors import OptionError, closest
@@ -28,6 +28,7 @@ from subprune.ranking import curves, in_order
 from subprune.statistics import Statistics
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
+from subprune.surgery import duplicate
 from subprune.walk import walk
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
@@ -217,6 +218,7 @@ class Guarantees:
     __repr__ = __str__
 
 
+@given_back
 def guarantees(
     model: nn.Module,
     data: Any,
@@ -246,7 +248,7 @@ def guarantees(
     taken = batches(data, model, n_samples, forward=forward)
     exact = model
     if double:
-        exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
+        exact, taken = duplicate(model).double(), [_double(b) for b in taken]
     calibration = Calibration.of(exact, taken)
     groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold its modules
     wanted = _counts(groups, shares, budgets)

@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.borrow import eval_mode, unchanged
+from subprune.borrow import borrowed
 from subprune.data import Batch
-from subprune.program import flat_tensors
+from subprune.program import call, flat_tensors
 from subprune.record import Inputs, plain
 
 __all__ = [
@@ -44,20 +44,18 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, inputs)
     try:
-        with unchanged(model):
+        with borrowed(model, stand_ins={}):  # what is fake is never written into what is not
             return _counted(model, shapes, fake)
     except Exception:
-        return _counted(model, inputs, contextlib.nullcontext())
+        with borrowed(model):
+            return _counted(model, inputs, contextlib.nullcontext())
 
 
 def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextManager[Any]) -> int:
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+    """FLOPs of one call of a model that is borrowed."""
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with eval_mode(model), torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
-            model(*inputs[0], **inputs[1])
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+    with torch.no_grad(), mode, FlopCounterMode(display=False) as counter:
+        call(model, inputs)
     return int(counter.get_total_flops())
 
 
@@ -93,9 +91,9 @@ def side_by_side(
     """
     times: list[list[float]] = [[] for _ in models]
     until = time.perf_counter() + seconds
-    with contextlib.ExitStack() as modes, torch.no_grad():
+    with contextlib.ExitStack() as loans, torch.no_grad():
         for model in models:
-            modes.enter_context(eval_mode(model))
+            loans.enter_context(borrowed(model))
         for i in range(warmup + repeats):
             if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
                 break
@@ -107,8 +105,10 @@ def side_by_side(
 
 
 def _one_call(model: nn.Module, inputs: Inputs) -> float:
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+    _wait(inputs)
     started = time.perf_counter()
-    model(*inputs[0], **inputs[1])
+    model(*args, **kwargs)
     _wait(inputs)
     return time.perf_counter() - started
 
@@ -130,8 +130,8 @@ def _wait(inputs: Inputs) -> None:
 
 def predictions(model: nn.Module, batches: Sequence[Batch]) -> list[Tensor]:
     """The class with the largest output (first output tensor, last dimension), batch by batch."""
-    with eval_mode(model), torch.no_grad():
-        return [flat_tensors(plain(model(*b.inputs[0], **b.inputs[1])))[0].argmax(-1) for b in batches]
+    with borrowed(model), torch.no_grad():
+        return [flat_tensors(plain(call(model, b.inputs)))[0].argmax(-1) for b in batches]
 
 
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune import measure
+from subprune.borrow import borrowed
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
 from subprune.calibrate import Calibration
@@ -20,8 +21,8 @@ from subprune.data import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
-from subprune.program import flat_tensors
-from subprune.record import eval_mode, plain
+from subprune.program import call, flat_tensors
+from subprune.record import plain
 from subprune.report import GuaranteeLine, Layer, Report
 from subprune.storage import describe_inputs
 from subprune.structure import Group
@@ -216,9 +217,9 @@ def _fits(labels: Tensor, output: Tensor) -> bool:
 def _outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
     """The first output tensor, batch by batch."""
     for batch in batches:
-        with eval_mode(model), torch.no_grad():
-            found = flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1])))[0]
-        yield found  # outside: a generator that is left waiting must not hold the modes
+        with borrowed(model), torch.no_grad():
+            found = flat_tensors(plain(call(model, batch.inputs)))[0]
+        yield found  # outside: a generator that is left waiting must not hold the model
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from subprune.borrow import given_back
 from subprune.errors import closest
 from subprune.structure.cost import CostModel, Ints
 from subprune.structure.find import find_groups
@@ -99,6 +100,7 @@ class Inspection:
         )
 
 
+@given_back
 def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     """Every group of the model with its units, what they cost and who reads them, and why the rest stays.
 

@@ -1,0 +1,83 @@
+"""What belongs to the whole process: random numbers, PyTorch's switches, functions and hooks for all modules."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.modules import module as nn_module
+
+__all__ = ["WHOLE", "kept_process"]
+
+WHOLE = ("linear", "scaled_dot_product_attention")
+"""Functions of ``torch.nn.functional`` that are replaced while a run is recorded."""
+
+_LOG = "torch._subclasses.fake_tensor"
+_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_always_called")
+
+
+@contextlib.contextmanager
+def kept_process() -> Iterator[None]:
+    """Whatever happens inside, the process is afterwards as it was before."""
+    settings, numbers = _settings(), _random_numbers()
+    try:
+        yield
+    finally:
+        try:
+            _restore(settings, numbers)
+        except KeyboardInterrupt:  # heeded afterwards
+            _restore(settings, numbers)
+            raise
+
+
+def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
+    """How to read a setting, how to write it, and what it is now."""
+    mha, log = torch.backends.mha, logging.getLogger(_LOG)
+    ways: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (mha.get_fastpath_enabled, mha.set_fastpath_enabled),
+        (lambda: log.level, log.setLevel),
+        (lambda: logging.root.manager.disable, logging.disable),
+        (lambda: tuple(getattr(F, name) for name in WHOLE), _set_functions),
+        (lambda: [dict(getattr(nn_module, name)) for name in _HOOKS], _set_hooks),
+    ]
+    return [(read, write, read()) for read, write in ways]
+
+
+def _set_functions(functions: tuple[Any, ...]) -> None:
+    for name, function in zip(WHOLE, functions, strict=True):
+        setattr(F, name, function)
+
+
+def _set_hooks(tables: list[dict[int, Any]]) -> None:
+    for name, entries in zip(_HOOKS, tables, strict=True):
+        getattr(nn_module, name).clear()
+        getattr(nn_module, name).update(entries)
+
+
+def _random_numbers() -> list[tuple[Callable[[Any], Any], Any]]:
+    """How to set the state of every source of random numbers, and what it is now."""
+    sources: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  (the one that old code draws from)
+    ]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        sources.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    return sources
+
+
+def _restore(settings: list[tuple[Any, Any, Any]], numbers: list[tuple[Any, Any]]) -> None:
+    for read, write, before in settings:
+        if read() != before:
+            write(before)
+    for write, before in numbers:
+        write(before)
