@@ -16,13 +16,14 @@ import logging
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from subprune import parallel
-from subprune.process import kept_process
+from subprune.process import ProcessState
 
 __all__ = ["borrowed", "follow", "given_back", "quiet", "reachable"]
 
@@ -34,19 +35,19 @@ Answer = TypeVar("Answer")
 _TABLES = frozenset(name for name, x in vars(nn.Module()).items() if isinstance(x, dict | set))
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, deque)
+_SIMPLE = frozenset({type(None), bool, int, float, str})
 
 _one_at_a_time = threading.RLock()  # a model lent to two threads at once would be given back to neither
 
 
 @contextlib.contextmanager
-def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] | None = None) -> Iterator[None]:
+def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = MappingProxyType({})) -> Iterator[None]:
     """Lend the model, in eval mode, for runs that leave no trace.
 
-    Inside, parameters, buffers and other tensors of the modules are copies. With `stand_ins`, a mapping from the
-    ``id`` of a tensor to another, exactly these are replaced instead and nothing is copied: for runs on fake
-    tensors. Objects of other classes that hold tensors are not looked into.
+    Inside, parameters, buffers and other tensors of the modules are copies, or those that `stand_ins` has for them
+    by their ``id``. Objects of other classes that hold tensors are not looked into.
     """
-    with _one_at_a_time, kept_process():
+    with _one_at_a_time:
         snapshot = _Snapshot(model)
         try:
             snapshot.lend(_Copies(stand_ins))
@@ -59,16 +60,14 @@ def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] | None = None) ->
 @contextlib.contextmanager
 def _kept(model: object) -> Iterator[None]:
     """Whatever happens inside, the model and the process are afterwards as before; nothing is copied."""
-    with kept_process():
+    with _one_at_a_time:  # while nobody has borrowed it
+        snapshot = _Snapshot(model if isinstance(model, nn.Module) else None)
+    try:
+        with parallel.settled():
+            yield
+    finally:
         with _one_at_a_time:
-            snapshot = _Snapshot(model) if isinstance(model, nn.Module) else None
-        try:
-            with parallel.settled():
-                yield
-        finally:
-            with _one_at_a_time:
-                if snapshot is not None:
-                    snapshot.restore()
+            snapshot.restore()
 
 
 def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
@@ -86,12 +85,13 @@ def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
 
 
 class _Snapshot:
-    """Every reference that the modules of a model hold, to be put back."""
+    """The process, and every reference that the modules of a model hold, to be put back."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | None) -> None:
+        self.process = ProcessState()
         self.modules = [
-            (m, type(m), m.training, dict(vars(m)), {n: copy.copy(x) for n, x in vars(m).items() if _is_table(n, x)})
-            for m in reachable(model)[0]
+            (m, type(m), m.training, dict(vars(m)), {n: x.copy() for n, x in vars(m).items() if _is_table(n, x)})
+            for m in ([] if model is None else reachable(model)[0])
         ]
 
     def lend(self, copies: _Copies) -> None:
@@ -121,6 +121,7 @@ class _Snapshot:
                 _refill(vars(module)[name], entries)
             if module.training != training:  # of a scripted module, which keeps it elsewhere
                 module.training = training
+        self.process.restore()
 
 
 def _is_table(name: str, x: object) -> bool:
@@ -154,7 +155,8 @@ def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
             continue
         if isinstance(x, nn.Module):
             modules.append(x)
-            waiting.extend([*vars(x).values(), *x.children()])
+            waiting.extend(value for value in vars(x).values() if type(value) not in _SIMPLE)
+            waiting.extend(x.children())
         elif isinstance(x, Tensor):
             tensors.append(x)
         elif type(x) in _MAPPINGS:
@@ -170,9 +172,8 @@ def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
 class _Copies:
     """Private copies of tensors and containers. What was one object is one copy, what shares memory still does."""
 
-    def __init__(self, stand_ins: Mapping[int, Tensor] | None) -> None:
-        self.tensors_too = stand_ins is None
-        self.made: dict[int, Any] = dict(stand_ins or {})  # by id of the original, which the snapshot keeps alive
+    def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
+        self.made: dict[int, Any] = dict(stand_ins)  # by id of the original, which the snapshot keeps alive
         self.storages: dict[int, Any] = {}
 
     def of(self, x: Any) -> Any:
@@ -180,7 +181,7 @@ class _Copies:
         if id(x) in self.made:
             return self.made[id(x)]
         if isinstance(x, Tensor):
-            self.made[id(x)] = self._tensor(x) if self.tensors_too else x
+            self.made[id(x)] = self._tensor(x)
         elif type(x) in _MAPPINGS:
             self.made[id(x)] = new = copy.copy(x)
             new.update({key: self.of(value) for key, value in x.items()})
@@ -195,11 +196,10 @@ class _Copies:
         return self.made.get(id(x), x)
 
     def _tensor(self, x: Tensor) -> Tensor:
-        new = x if x.is_meta else self._memory(x)
+        new = x.data if x.is_meta else self._memory(x)
         if isinstance(x, nn.Parameter) and not isinstance(new, nn.Parameter):
             new = nn.Parameter(new, x.requires_grad)
-        if new is not x:
-            vars(new).update(vars(x))  # what people note down on their parameters
+        vars(new).update(vars(x))  # what people note down on their parameters
         return new
 
     def _memory(self, x: Tensor) -> Tensor:

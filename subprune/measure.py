@@ -44,7 +44,7 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, inputs)
     try:
-        with borrowed(model, stand_ins={}):  # what is fake is never written into what is not
+        with borrowed(model, {id(p): fake.from_tensor(p) for p in model.parameters()}):
             return _counted(model, shapes, fake)
     except Exception:
         with borrowed(model):
@@ -91,9 +91,10 @@ def side_by_side(
     """
     times: list[list[float]] = [[] for _ in models]
     until = time.perf_counter() + seconds
-    with contextlib.ExitStack() as loans, torch.no_grad():
+    with contextlib.ExitStack() as loans:
         for model in models:
             loans.enter_context(borrowed(model))
+        loans.enter_context(torch.no_grad())
         for i in range(warmup + repeats):
             if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
                 break

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules import module as nn_module
 
-__all__ = ["WHOLE", "kept_process"]
+__all__ = ["WHOLE", "ProcessState"]
 
 WHOLE = ("linear", "scaled_dot_product_attention")
 """Functions of ``torch.nn.functional`` that are replaced while a run is recorded."""
@@ -22,18 +21,19 @@ _LOG = "torch._subclasses.fake_tensor"
 _HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_always_called")
 
 
-@contextlib.contextmanager
-def kept_process() -> Iterator[None]:
-    """Whatever happens inside, the process is afterwards as it was before."""
-    settings, numbers = _settings(), _random_numbers()
-    try:
-        yield
-    finally:
-        try:
-            _restore(settings, numbers)
-        except KeyboardInterrupt:  # heeded afterwards
-            _restore(settings, numbers)
-            raise
+class ProcessState:
+    """The process as it is now, to be put back."""
+
+    def __init__(self) -> None:
+        self.settings, self.numbers = _settings(), _random_numbers()
+
+    def restore(self) -> None:
+        """Write what is no longer as it was."""
+        for read, write, before in self.settings:
+            if read() != before:
+                write(before)
+        for write, before in self.numbers:
+            write(before)
 
 
 def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
@@ -73,11 +73,3 @@ def _random_numbers() -> list[tuple[Callable[[Any], Any], Any]]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         sources.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
     return sources
-
-
-def _restore(settings: list[tuple[Any, Any, Any]], numbers: list[tuple[Any, Any]]) -> None:
-    for read, write, before in settings:
-        if read() != before:
-            write(before)
-    for write, before in numbers:
-        write(before)

@@ -164,7 +164,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
     recorder = _Recorder(running)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     args, kwargs = tree_map(lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs)
-    shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else None
+    shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
     with quiet(), borrowed(model, shadows), follow(model, running), torch.no_grad():
         state, aliases = _state(model)  # as it is lent
         parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
@@ -185,17 +185,25 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Parameters and buffers under one name each, and the other names of tied ones."""
+    """Parameters and buffers under one name each, and the other names of those tied to other modules' tensors.
+
+    A module that is registered under two names is one module: the second name ties nothing to anything.
+    """
     first: dict[int, str] = {}
     state: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, x in named:
-        if id(x) in first:
-            aliases[name] = first[id(x)]
-        else:
-            first[id(x)] = name
-            state[name] = x
+    modules = dict(model.named_modules())  # each once
+    for table in ("_parameters", "_buffers"):
+        for owner, module in modules.items():
+            for leaf, x in getattr(module, table).items():
+                name = f"{owner}.{leaf}" if owner else leaf
+                if x is None:
+                    continue
+                if id(x) in first:
+                    aliases[name] = first[id(x)]
+                else:
+                    first[id(x)] = name
+                    state[name] = x
     return state, aliases
 
 

@@ -20,7 +20,6 @@ from subprune.calibrate import Calibration, Passage, Run, consumer_weight, scale
 from subprune.errors import OptionError
 from subprune.greedy import KeepOrder
 from subprune.masking import keep_mask, overrides, zero
-from subprune.memory import give_back
 from subprune.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.registry import Method, Ranker, Ranking, Setting
 from subprune.reweight import solve
@@ -28,8 +27,6 @@ from subprune.statistics import Statistics
 from subprune.structure import Consumer, Group
 
 __all__ = ["Decision", "Walk", "alone", "walk"]
-
-_LARGE = 32 * 2**20  # bytes of a layer's G that are worth giving back before the next layer
 
 
 @dataclass
@@ -96,9 +93,7 @@ def walk(
         wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
         if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
             dense.go_on_from(ranker.passed)
-        large = any(s.gram.nbytes > _LARGE for s in ranker.__dict__.pop("statistics", []))
-        if large:
-            give_back()
+        ranker.__dict__.pop("statistics", None)  # no longer needed, and large
         decision.seconds += spent + time.perf_counter() - started
 
     for group in in_order(groups):
