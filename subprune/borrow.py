@@ -12,7 +12,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import logging
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from subprune import parallel
 from subprune.process import ProcessState
 
-__all__ = ["borrowed", "follow", "given_back", "quiet", "reachable"]
+__all__ = ["borrowed", "follow", "given_back", "reachable"]
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -234,15 +233,3 @@ def follow(model: nn.Module, running: list[str]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

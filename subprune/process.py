@@ -12,12 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules import module as nn_module
 
-__all__ = ["WHOLE", "ProcessState"]
+__all__ = ["LOG", "WHOLE", "ProcessState"]
 
 WHOLE = ("linear", "scaled_dot_product_attention")
 """Functions of ``torch.nn.functional`` that are replaced while a run is recorded."""
 
-_LOG = "torch._subclasses.fake_tensor"
+LOG = "torch._subclasses.fake_tensor"
+"""Name of the logger that is silenced meanwhile."""
+
 _HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_always_called")
 
 
@@ -38,7 +40,7 @@ class ProcessState:
 
 def _settings() -> list[tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
     """How to read a setting, how to write it, and what it is now."""
-    mha, log = torch.backends.mha, logging.getLogger(_LOG)
+    mha, log = torch.backends.mha, logging.getLogger(LOG)
     ways: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         (torch.is_grad_enabled, torch.set_grad_enabled),
         (torch.get_default_dtype, torch.set_default_dtype),

@@ -8,6 +8,7 @@ replayed on real tensors from any point to any other, with any values for the pa
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from subprune.borrow import borrowed, follow, quiet
+from subprune.borrow import borrowed, follow
 from subprune.errors import StructureError
-from subprune.process import WHOLE
+from subprune.process import LOG, WHOLE
 from subprune.program import Inputs, Op, Program, Ref, Value, flat_tensors
 
 __all__ = [
@@ -165,7 +166,7 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     args, kwargs = tree_map(lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs)
     shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
-    with quiet(), borrowed(model, shadows), follow(model, running), torch.no_grad():
+    with borrowed(model, shadows), follow(model, running), torch.no_grad():
         state, aliases = _state(model)  # as it is lent
         parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
         for name, x in state.items():
@@ -227,7 +228,11 @@ def plain(result: Any) -> Any:
 
 
 def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> None:
-    """Two functions, opaque modules and the attention fast path are replaced; `borrowed` puts them all back."""
+    """Two functions, opaque modules and the attention fast path are replaced; `borrowed` puts them all back.
+
+    PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all.
+    """
+    logging.getLogger(LOG).setLevel(logging.CRITICAL)
     torch.backends.mha.set_fastpath_enabled(False)
     for name, func in _WHOLE.items():
         setattr(F, name, recorder.whole(func, getattr(F, name)))
