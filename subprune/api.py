@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -12,6 +11,7 @@ from torch import nn
 
 from subprune import budget
 from subprune.batchnorm import recalibrate
+from subprune.borrow import given_back
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
 from subprune.data import Batch, batches, folded
@@ -26,7 +26,7 @@ from subprune.result import Result, make_result
 from subprune.stopwatch import Stopwatch
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
-from subprune.surgery import prove_how, set_tensors
+from subprune.surgery import duplicate, prove_how, set_tensors
 from subprune.walk import Walk, walk
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def prune(
 
 
 @named_options
+@given_back
 def prune(
     model: nn.Module, data: Any, *,
     compression: float | None = None, speedup: float | None = None, params: str | float | None = None,
@@ -249,7 +250,7 @@ def _reasons(calibration: Calibration) -> str:
 
 def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
     """Write the new weights into a copy, cut it, and check it against the masked twin."""
-    full = copy.deepcopy(calibration.model)
+    full = duplicate(calibration.model)
     kept = {name: d.kept for name, d in done.decisions.items()}
     weights = {c.use.weight for g in calibration.structure.groups if g.name in kept for c in g.reweightable}
     set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from subprune.borrow import borrowed
 from subprune.data import Batch
 from subprune.errors import DataError
 from subprune.fuse import NORMS
-from subprune.program import Program, Ref
-from subprune.record import eval_mode
+from subprune.program import Program, Ref, call
 
 __all__ = ["BATCHNORM", "pooled", "recalibrate", "stored_norms"]
 
@@ -33,38 +32,31 @@ def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
     }
     if not layers:
         return []
-    old = {name: [x.clone() for x in m.buffers(recurse=False)] for name, m in layers.items()}
-    with eval_mode(model), _averaging(list(layers.values())), torch.no_grad():
+    new: list[tuple[Tensor, ...]] = []
+    with borrowed(model), torch.no_grad():
+        for m in layers.values():
+            m.reset_running_stats()
+            m.momentum = None  # an average over all batches
+            m.train()
         try:
             for batch in batches:
-                model(*batch.inputs[0], **batch.inputs[1])
+                call(model, batch.inputs)
         except ValueError as error:
-            for name, m in layers.items():
-                for x, before in zip(m.buffers(recurse=False), old[name], strict=True):
-                    x.copy_(before)
             raise DataError(
                 f"BatchNorm statistics cannot be taken on this data ({error}); give larger batches, or leave "
                 "batchnorm='keep'"
             ) from error
+        new = [_stored(m) for m in layers.values()]
+    with torch.no_grad():
+        for m, values in zip(layers.values(), new, strict=True):
+            for x, value in zip(_stored(m), values, strict=True):
+                x.copy_(value)
     return list(layers)
 
 
-@contextlib.contextmanager
-def _averaging(layers: Sequence[_BatchNorm]) -> Iterator[None]:
-    """The layers take part in training, with an average over all batches; momentum and counters come back."""
-    counters = [None if m.num_batches_tracked is None else m.num_batches_tracked.clone() for m in layers]
-    momenta = [m.momentum for m in layers]
-    try:
-        for m in layers:
-            m.reset_running_stats()
-            m.momentum = None
-            m.train()
-        yield
-    finally:
-        for m, momentum, counter in zip(layers, momenta, counters, strict=True):
-            m.momentum = momentum
-            if counter is not None and m.num_batches_tracked is not None:
-                m.num_batches_tracked.copy_(counter)
+def _stored(layer: _BatchNorm) -> tuple[Tensor, ...]:
+    """Running mean and variance, [channels] each."""
+    return tuple(x for x in (layer.running_mean, layer.running_var) if x is not None)
 
 
 def stored_norms(program: Program) -> dict[int, tuple[str, str]]:

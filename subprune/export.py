@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from subprune.borrow import borrowed, given_back
 from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of
-from subprune.program import Inputs, flat_tensors
-from subprune.record import as_inputs, eval_mode, plain
+from subprune.program import Inputs, call, flat_tensors
+from subprune.record import as_inputs, plain
 from subprune.shapes import filled_inputs
 from subprune.surgery import duplicate
 
@@ -58,6 +59,7 @@ class Exported:
         return asdict(self)
 
 
+@given_back
 def export(result: Result | nn.Module, path: str | Path, *, format: str | None = None, example: Any = None) -> Exported:
     """Write the model as ``.onnx`` or ``.pt2`` (torch.export), run the file, and compare it with PyTorch to 1e-4.
 
@@ -79,14 +81,14 @@ def export(result: Result | nn.Module, path: str | Path, *, format: str | None =
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         file = Path(folder) / path.name
         batch = _write(small, given, file, write)
-        call = run(file)
+        written = run(file)
         tests = [_resized(given, n) for n in ((2, 3) if batch == "any" else (int(batch),))] if batch else [given]
-        difference = max(_difference(small, call, x) for x in tests)
+        difference = max(_difference(small, written, x) for x in tests)
         if not difference <= TOLERANCE:
             raise StructureError(
                 f"the {kind} file differs from PyTorch by {difference:.1e}, more than {TOLERANCE:g}; it was not kept"
             )
-        latency = (_seconds(lambda: small(*given[0], **given[1])), _seconds(lambda: call(given)))
+        latency = (_seconds(lambda: small(*given[0], **given[1])), _seconds(lambda: written(given)))
         size = sum(f.stat().st_size for f in Path(folder).iterdir())
         os.replace(file, path)
     return Exported(path.name, kind, size, difference, batch or "as given", latency)
@@ -231,11 +233,11 @@ def _by_name(model: nn.Module, inputs: Inputs, shapes: Any) -> Any:
 # ---- checks -----------------------------------------------------------------------------------------
 
 
-def _difference(model: nn.Module, call: Callable[[Inputs], list[Tensor]], inputs: Inputs) -> float:
+def _difference(model: nn.Module, written: Callable[[Inputs], list[Tensor]], inputs: Inputs) -> float:
     """The largest relative difference over all outputs."""
-    with eval_mode(model), torch.no_grad():
-        expected = flat_tensors(plain(model(*inputs[0], **inputs[1])))
-    found = call(inputs)
+    with borrowed(model), torch.no_grad():
+        expected = flat_tensors(plain(call(model, inputs)))
+    found = written(inputs)
     if [x.shape for x in expected] != [x.shape for x in found]:
         return float("inf")
     gaps = [0.0]

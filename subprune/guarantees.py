@@ -6,7 +6,6 @@ together and says in words which assumptions hold.
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune import bounds, budget
+from subprune.borrow import given_back
 from subprune.calibrate import FORMS, Calibration
 from subprune.data import Batch, batches, fingerprint
 from subprune.errors import OptionError, closest
@@ -29,6 +29,7 @@ from subprune.ranking import curves, in_order
 from subprune.statistics import Statistics
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
+from subprune.surgery import duplicate
 from subprune.walk import walk
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
@@ -220,6 +221,7 @@ class Guarantees:
     __repr__ = __str__
 
 
+@given_back
 def guarantees(
     model: nn.Module,
     data: Any,
@@ -254,7 +256,7 @@ def guarantees(
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
         exact = model
         if double:
-            exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]
+            exact, taken = duplicate(model).double(), [_double(b) for b in taken]
         calibration = Calibration.of(exact, taken)
         groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold modules
         wanted = _counts(groups, shares, budgets)

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from subprune.answers import main_output
-from subprune.borrow import eval_mode, unchanged
+from subprune.borrow import borrowed
 from subprune.compare import compare
 from subprune.data import Batch
-from subprune.program import flat_tensors
+from subprune.program import call, flat_tensors
 from subprune.record import Inputs, plain
 from subprune.recurrent import recurrent_flops
 
@@ -50,10 +50,11 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, inputs)
     try:
-        with unchanged(model):
+        with borrowed(model, {id(p): fake.from_tensor(p) for p in model.parameters()}):
             return _counted(model, shapes, fake)
     except Exception:
-        return _counted(model, inputs, contextlib.nullcontext())
+        with borrowed(model):
+            return _counted(model, inputs, contextlib.nullcontext())
 
 
 def flops_per_input(model: nn.Module, batch: Batch) -> int:
@@ -62,14 +63,11 @@ def flops_per_input(model: nn.Module, batch: Batch) -> int:
 
 
 def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextManager[Any]) -> int:
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+    """FLOPs of one call of a model that is borrowed."""
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        counter = FlopCounterMode(display=False)
-        with eval_mode(model), torch.no_grad(), mode, counter, _recurrent(counter) as more:
-            model(*inputs[0], **inputs[1])
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), mode, counter, _recurrent(counter) as more:
+        call(model, inputs)
     return int(counter.get_total_flops()) + sum(more)
 
 
@@ -135,9 +133,10 @@ def side_by_side(
     """
     times: list[list[float]] = [[] for _ in models]
     until = time.perf_counter() + seconds
-    with contextlib.ExitStack() as modes, torch.no_grad():
+    with contextlib.ExitStack() as loans:
         for model in models:
-            modes.enter_context(eval_mode(model))
+            loans.enter_context(borrowed(model))
+        loans.enter_context(torch.no_grad())
         for i in range(warmup + repeats):
             if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
                 break
@@ -149,8 +148,10 @@ def side_by_side(
 
 
 def _one_call(model: nn.Module, inputs: Inputs) -> float:
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+    _wait(inputs)
     started = time.perf_counter()
-    model(*inputs[0], **inputs[1])
+    model(*args, **kwargs)
     _wait(inputs)
     return time.perf_counter() - started
 
@@ -173,9 +174,9 @@ def _wait(inputs: Inputs) -> None:
 def outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
     """The output that is looked at, batch by batch: the first floating one."""
     for batch in batches:
-        with eval_mode(model), torch.no_grad():
-            output = main_output(flat_tensors(plain(model(*batch.inputs[0], **batch.inputs[1]))))
-        yield output  # outside: a generator that is left waiting must not hold the modes
+        with borrowed(model), torch.no_grad():
+            output = main_output(flat_tensors(plain(call(model, batch.inputs))))
+        yield output  # outside: a generator that is left waiting must not hold the model
 
 
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:

@@ -10,17 +10,18 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["each", "later", "one_thread"]
+__all__ = ["each", "later", "one_thread", "settled"]
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by process and number of threads
+_making = threading.Lock()
 _inside = threading.local()
 
 
@@ -31,24 +32,73 @@ def _workers() -> int:
 
 def _start() -> None:
     _inside.worker = True
-    torch.set_num_threads(1)  # of this thread
+    torch.get_num_threads()  # a new thread takes over the process's number when it first asks: not later than now
+    torch.set_num_threads(1)  # of this thread, and of threads to come
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:
     key = (os.getpid(), workers)
-    if key not in _pools:
-        _pools[key] = ThreadPoolExecutor(workers, "subprune", initializer=_start)
-    return _pools[key]
+    with _making:
+        if key not in _pools:
+            _pools[key] = _started(workers)
+        return _pools[key]
+
+
+def _started(workers: int) -> ThreadPoolExecutor:
+    """A pool whose threads all run already, so that the caller's threads to come have the caller's number again."""
+    pool = ThreadPoolExecutor(workers, "subprune", initializer=_start)
+    ready = threading.Barrier(workers + 1)
+    try:
+        for _ in range(workers):
+            pool.submit(ready.wait)
+        ready.wait()
+    except BaseException:
+        ready.abort()
+        pool.shutdown(wait=True)
+        raise
+    finally:
+        torch.set_num_threads(workers)
+    return pool
+
+
+def _begun() -> set[Future[Any]]:
+    """What this thread has begun and what has not ended."""
+    if not hasattr(_inside, "begun"):
+        _inside.begun = set()
+    begun: set[Future[Any]] = _inside.begun
+    return begun
+
+
+def _submit(function: Callable[..., Found], *args: Any) -> Future[Found]:
+    future = _pool(_workers()).submit(_as_here(function), *args)
+    begun = _begun()
+    begun.add(future)
+    future.add_done_callback(begun.discard)
+    return future
+
+
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """After an error, nothing that was begun inside goes on: it may look at what the caller is given back."""
+    before = set(_begun())
+    try:
+        yield
+    except BaseException:
+        left = set(_begun()) - before
+        for future in left:
+            future.cancel()
+        wait(left)
+        raise
 
 
 def later(function: Callable[[], Found]) -> Future[Found]:
     """Begin a piece of work and go on; its `result()` waits for it. On one core it is done at once."""
     if _workers() > 1:
-        return _pool(_workers()).submit(_as_here(function))
+        return _submit(function)
     done: Future[Found] = Future()
     try:
         done.set_result(function())
-    except BaseException as error:
+    except Exception as error:  # Ctrl-C is not put off
         done.set_exception(error)
     return done
 
@@ -57,8 +107,7 @@ def each(function: Callable[[Item], Found], items: Sequence[Item], worthwhile: b
     """The function of every item, in order. The first error is raised when all have ended."""
     if not worthwhile or len(items) < 2 or _workers() < 2:
         return [function(item) for item in items]
-    pool = _pool(_workers())
-    futures = [pool.submit(_as_here(function), item) for item in items]
+    futures = [_submit(function, item) for item in items]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]

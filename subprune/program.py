@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import StructureError
 from subprune.fuse import Chain, Folds, chains
@@ -111,7 +111,8 @@ class Program:
             want = self.values[vid].shape
             if tuple(x.shape) != want:
                 raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
-            env[vid] = x.clone() if vid in self._written else x
+            # What a module that is run as a whole does to its inputs, or to views of them, was not recorded.
+            env[vid] = x.clone() if vid in self._written or self.opaque else x
         return env
 
     def run(
@@ -232,6 +233,12 @@ def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {k: _map_refs(x, fetch) for k, x in tree.items()}
     return fetch(tree)
+
+
+def call(model: nn.Module, inputs: Inputs) -> Any:
+    """What the model makes of copies of the inputs, into which it may write."""
+    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+    return model(*args, **kwargs)
 
 
 def flat_tensors(tree: Any) -> list[Tensor]:

@@ -8,7 +8,8 @@ replayed on real tensors from any point to any other, with any values for the pa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from subprune.borrow import eval_mode, follow, quiet, unchanged
+from subprune.borrow import borrowed, follow
 from subprune.errors import StructureError
+from subprune.process import LOG, WHOLE
 from subprune.program import Inputs, Op, Program, Ref, Value, flat_tensors
 from subprune.recurrent import recurrent_flops
 
@@ -32,18 +34,12 @@ __all__ = [
     "Ref",
     "Value",
     "as_inputs",
-    "eval_mode",
-    "follow",
     "plain",
     "record",
-    "unchanged",
 ]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
-_WHOLE = {
-    "linear": torch.ops.aten.linear.default,
-    "scaled_dot_product_attention": torch.ops.aten.scaled_dot_product_attention.default,
-}
+_WHOLE = {name: getattr(torch.ops.aten, name).default for name in WHOLE}
 _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
 
 
@@ -131,7 +127,7 @@ class _Opaque:
         self.module, self.name, self.reason = module, name, reason
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with eval_mode(self.module):
+        with borrowed(self.module):
             return self.module(*args, **kwargs)
 
     def __str__(self) -> str:
@@ -173,26 +169,18 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
     running: list[str] = []
     recorder = _Recorder(running)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    state, aliases = _state(model)
-    shadow = {n: _shadow(mode, t, fake) for n, t in state.items()}
-    parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
     args, kwargs = tree_map(lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs)
-    for name, x in shadow.items():
-        recorder.add(x, "param" if name in parameters else "buffer", name)
-    taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(quiet())
-        stack.enter_context(unchanged(model))
-        stack.enter_context(eval_mode(model))
-        stack.enter_context(follow(model, running))
-        stack.enter_context(_patches(recorder, model, opaque))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        if fake:
-            stack.enter_context(mode)
-        stack.enter_context(recorder)
+    shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
+    with borrowed(model, shadows), follow(model, running), torch.no_grad():
+        state, aliases = _state(model)  # as it is lent
+        parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+        for name, x in state.items():
+            recorder.add(x, "param" if name in parameters else "buffer", name)
+        taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
+        _patch(recorder, model, opaque)
         try:
-            result = torch.func.functional_call(model, shadow, args, kwargs)
+            with mode if fake else contextlib.nullcontext(), recorder:
+                result = model(*args, **kwargs)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
             error.subprune_module = running[-1] if running else ""  # type: ignore[union-attr]
             raise
@@ -203,27 +191,35 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Parameters and buffers under one name each, and the other names of tied ones."""
+    """Parameters and buffers under one name each, and the other names of those tied to other modules' tensors.
+
+    A module that is registered under two names is one module: the second name ties nothing to anything.
+    """
     first: dict[int, str] = {}
     state: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, x in named:
-        if id(x) in first:
-            aliases[name] = first[id(x)]
-        else:
-            first[id(x)] = name
-            state[name] = x
+    modules = dict(model.named_modules())  # each once
+    for table in ("_parameters", "_buffers"):
+        for owner, module in modules.items():
+            for leaf, x in getattr(module, table).items():
+                name = f"{owner}.{leaf}" if owner else leaf
+                if x is None:
+                    continue
+                if id(x) in first:
+                    aliases[name] = first[id(x)]
+                else:
+                    first[id(x)] = name
+                    state[name] = x
     return state, aliases
 
 
 def _shadow(mode: FakeTensorMode, x: Tensor, fake: bool) -> Tensor:
     """A fake tensor of the same shape; meta tensors are given a device, so that they mix with others.
 
-    Where the run has to be real it gets copies of buffers and inputs, since a model may write into these.
+    Where the run has to be real it gets copies, since a model may write into these.
     """
     if not fake:
-        return x.detach() if isinstance(x, nn.Parameter) else x.detach().clone()
+        return x.detach().clone()
     device = torch.device("cpu") if x.device.type == "meta" else x.device
     with mode:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
@@ -236,27 +232,18 @@ def plain(result: Any) -> Any:
     return result
 
 
-@contextlib.contextmanager
-def _patches(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> Iterator[None]:
-    """Everything borrowed while recording: two functions, opaque modules, and the attention fast path."""
-    originals = {name: getattr(F, name) for name in _WHOLE}
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    replaced = [(model.get_submodule(name), name, reason) for name, reason in opaque.items()]
-    own = {name: {k: x for k, x in vars(m).items() if k == "forward"} for m, name, _ in replaced}
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for name, func in _WHOLE.items():
-            setattr(F, name, recorder.whole(func, originals[name]))
-        for module, name, reason in replaced:
-            module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
-        yield
-    finally:
-        for module, name, _ in replaced:
-            vars(module).pop("forward", None)
-            vars(module).update(own[name])
-        for name, function in originals.items():
-            setattr(F, name, function)
-        torch.backends.mha.set_fastpath_enabled(fastpath)
+def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> None:
+    """Two functions, opaque modules and the attention fast path are replaced; `borrowed` puts them all back.
+
+    PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all.
+    """
+    logging.getLogger(LOG).setLevel(logging.CRITICAL)
+    torch.backends.mha.set_fastpath_enabled(False)
+    for name, func in _WHOLE.items():
+        setattr(F, name, recorder.whole(func, getattr(F, name)))
+    for name, reason in opaque.items():
+        module = model.get_submodule(name)
+        module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
 
 
 def _settle_mutations(recorder: _Recorder) -> None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from subprune.borrow import given_back
 from subprune.errors import DataError, SubpruneError
 from subprune.files import write_atomic
 from subprune.masking import keep_mask
@@ -38,6 +39,7 @@ _KNOWN_FORMATS = (FORMAT,)
 _MOST_STEPS = 64
 
 
+@given_back
 def save(result: Result | nn.Module, path: str | Path) -> Path:
     """Write a pruned model to one ``.safetensors`` file, all or nothing.
 
@@ -67,6 +69,7 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
     return write_atomic(Path(path), to_bytes(state, metadata))
 
 
+@given_back
 def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Module:
     """The pruned model saved at `path`, made from `model`, a fresh instance of the original network.
 

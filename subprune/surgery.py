@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from subprune.attributes import sync_attributes, sync_modules
+from subprune.borrow import borrowed, follow, given_back, reachable
 from subprune.errors import StructureError
 from subprune.masking import Keep, keep_mask, mask
-from subprune.program import Inputs, flat_tensors
-from subprune.record import eval_mode, follow, plain, unchanged
+from subprune.program import Inputs, call, flat_tensors
+from subprune.record import plain
 from subprune.structure import Group, Structure
 
 __all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensors"]
@@ -36,9 +36,9 @@ def cut(
 
 
 def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy; tensors that a forward run left on modules (old-style weight norm) are copied as data."""
-    left = {id(x): x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor) and not x.is_leaf}
-    return copy.deepcopy(model, {i: x.detach().clone() for i, x in left.items()})
+    """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are copied as data."""
+    left = [x for x in reachable(model)[1] if not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in left})
 
 
 def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any, *, eager: bool = False) -> None:
@@ -106,6 +106,7 @@ def prove(
     return prove_how(model, structure, kept, inputs, tolerance)[0]
 
 
+@given_back
 def prove_how(
     model: nn.Module,
     structure: Structure,
@@ -131,12 +132,10 @@ def prove_how(
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """Outputs of one run in eval mode that leaves neither the model nor the inputs changed."""
-    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
-    buffers = {name: x.clone() for name, x in model.named_buffers()}
     running: list[str] = []
     try:
-        with unchanged(model), eval_mode(model), follow(model, running), torch.no_grad():
-            return flat_tensors(plain(torch.func.functional_call(model, buffers, args, kwargs)))
+        with borrowed(model), follow(model, running), torch.no_grad():
+            return flat_tensors(plain(call(model, inputs)))
     except Exception as error:
         where = repr(running[-1]) if running and running[-1] else "the model's own forward"
         raise StructureError(f"in {where}: {type(error).__name__}: {_first_line(error)}") from error

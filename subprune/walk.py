@@ -21,7 +21,6 @@ from subprune.errors import OptionError
 from subprune.fit import Fitted, fit
 from subprune.greedy import KeepOrder
 from subprune.masking import Keep, Override, keep_mask, overrides, zero
-from subprune.memory import give_back
 from subprune.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.registry import Method, Ranker, Ranking, Setting
 from subprune.reweight import solve
@@ -30,7 +29,6 @@ from subprune.structure import Consumer, Group
 __all__ = ["Decision", "Walk", "alone", "walk"]
 
 Block = TypeVar("Block")
-_LARGE = 32 * 2**20  # bytes of a layer's G that are worth giving back before the next layer
 
 
 @dataclass
@@ -106,10 +104,8 @@ def walk(
         wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
         if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
             dense.go_on_from(ranker.passed)
-        large = any(s.gram.nbytes > _LARGE for s in ranker.__dict__.pop("statistics", []))
-        ranker.__dict__.pop("folded", None)
-        if large:
-            give_back()
+        for held in ("statistics", "folded"):  # no longer needed, and large
+            ranker.__dict__.pop(held, None)
         decision.seconds += spent + time.perf_counter() - started
 
     for group in in_order(groups):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -15,7 +14,6 @@ from subprune.calibrate import Calibration, group_statistics
 from subprune.data import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, shipped_lenet
-from subprune.memory import keep_freed
 from subprune.ranking import in_order
 
 
@@ -123,18 +121,3 @@ def test_fused_runs_give_the_same_statistics() -> None:
     fused, plain = found
     torch.testing.assert_close(fused.gram, plain.gram, rtol=1e-4, atol=1e-4 * float(plain.gram.diagonal().max()))
     torch.testing.assert_close(fused.cross, plain.cross, rtol=1e-4, atol=1e-4 * float(plain.cross.abs().max()))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of the GNU C library")
-def test_kept_memory_is_not_mapped_again() -> None:
-    import resource
-
-    def faults() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            torch.ones(4 * 2**20)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    with keep_freed(), keep_freed():
-        faults()
-        assert faults() < 20 * 4096 / 4  # each block has 4096 pages

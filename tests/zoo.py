@@ -204,6 +204,10 @@ ZOO: dict[str, Entry] = {
     "encoder-decoder-pre": Entry(lambda: attn.EncoderDecoder(True), pair, {"stream": 1, "head": 3, "neuron": 2}, 5),
     "twice": Entry(odd.Twice, rows(3, 5), {"neuron": 1}, 1),
     "shared-head": Entry(odd.SharedHead, rows(3, 5), {"neuron": 1}, 0),
+    "two-names": Entry(odd.TwoNames, rows(3, 5), {"neuron": 2}, 2, {"classifier": "output 0"}),
+    "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "output 0"}),
+    "shared-block": Entry(odd.SharedBlock, image(6), {"stream": 1, "channel": 1}, 0),
+    "caching": Entry(odd.Caching, rows(3, 4), {"neuron": 2}, 2),
     "autoencoder": Entry(odd.Autoencoder, rows(3, 6), {"neuron": 2}, 0),
     "weight-norm": Entry(
         odd.weight_normed, image(8), {"neuron": 1}, 1, {"0": "remove_parametrizations", "2": "remove_parametrizations"}

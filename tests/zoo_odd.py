@@ -218,3 +218,61 @@ class Inplace(nn.Module):
         z = self.fc3(y)
         z[:, 0] = 1.0
         return self.fc5(F.silu(self.fc4(z), inplace=True))
+
+
+class TwoNames(nn.Module):
+    """One layer, registered under two names, and used under the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.hidden, self.classifier = nn.Linear(5, 8), nn.Linear(8, 7), nn.Linear(7, 3)
+        self.fc = self.classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(F.relu(self.hidden(F.relu(self.features(x)))))
+
+
+def repeated() -> nn.Module:
+    """The same layer twice in a Sequential, with a layer before and after that are not repeated."""
+    shared = nn.Linear(8, 8)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    )
+
+
+class SharedBlock(nn.Module):
+    """A whole block with a norm, a buffer and a tied weight, under two names and run under both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
+        self.stem, self.first, self.second = nn.Conv2d(3, 4, 1), block, block
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.first(x)
+        x = x + self.second(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Caching(nn.Module):
+    """Leaves all sorts of things behind: attributes, entries of lists and dicts, numbers written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros(1))
+        self.plain, self.outputs, self.by_name = torch.zeros(1), [torch.ones(2)], {"calls": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x))
+        self.last = y
+        self.outputs.append(y)
+        self.outputs[0].add_(1)
+        self.by_name["calls"] += 1
+        self.by_name["y"] = y
+        self.calls.add_(1)
+        self.plain += 1
+        self.fc2.seen = y
+        return self.fc3(F.relu(self.fc2(y)))

@@ -19,7 +19,6 @@ from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
 from subprune.calibrate import Calibration, Passage
 from subprune.errors import DataError
-from subprune.memory import keep_freed
 from subprune.ranking import rankers, ranking_of
 from subprune.registry import Method, Ranker
 from subprune.structure import Group
@@ -54,7 +53,6 @@ def measured_counts(units: int, fractions: Sequence[float] = FRACTIONS) -> list[
     return sorted({max(1, int(f * units + 1e-9)) for f in fractions} | {units})
 
 
-@keep_freed()
 def accuracy_curves(
     calibration: Calibration,
     verification: Calibration,

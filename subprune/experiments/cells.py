@@ -29,7 +29,6 @@ from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
 from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.experiments.store import Outcome
 from subprune.experiments.training import count_correct, finetune_recipe, fit
-from subprune.memory import keep_freed
 from subprune.methods import find_method
 from subprune.ranking import in_order
 from subprune.structure import find_groups
@@ -69,7 +68,6 @@ def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Ite
             yield cell, Outcome(status, {"note": f"{type(error).__name__}: {error}"})
 
 
-@keep_freed()
 def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> Outcome:
     """Run one cell and measure."""
     if cell.method == DENSE:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from subprune.borrow import given_back
 from subprune.record import Program, as_inputs, record
 from subprune.structure import rules_index, rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
@@ -19,6 +20,7 @@ from subprune.structure.terms import flop_terms
 __all__ = ["analyse", "find_groups"]
 
 
+@given_back
 def find_groups(model: nn.Module, example_inputs: Any) -> Structure:
     """Every group of units that can be removed from the model, and why the rest cannot.
 

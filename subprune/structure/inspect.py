@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from subprune.borrow import given_back
 from subprune.errors import closest
 from subprune.program import input_count
 from subprune.record import as_inputs
@@ -101,6 +102,7 @@ class Inspection:
         )
 
 
+@given_back
 def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     """Every group of the model with its units, what they cost and who reads them, and why the rest stays.
 
