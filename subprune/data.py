@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import DataError
 from subprune.record import Inputs
 
-__all__ = ["LABEL_KEYS", "Batch", "batches", "fingerprint", "first_samples", "signature"]
+__all__ = ["LABEL_KEYS", "Batch", "batches", "fingerprint", "first_samples", "folded", "signature"]
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")  # what labels are called in dicts and files
 CHUNK = 128  # a single tensor is worked through in batches of this many samples
@@ -146,11 +148,58 @@ def _arguments(item: Any) -> Inputs:
 
 def first_samples(batch: Batch, count: int) -> Batch:
     """The first samples of a batch."""
-    cut = tree_map(
-        lambda x: x[:count] if isinstance(x, Tensor) and x.ndim and x.shape[0] == batch.size else x, batch.inputs
-    )
-    labels = None if batch.labels is None else batch.labels[:count]
-    return Batch(cut, labels, count)
+    return _samples(batch, 0, count)
+
+
+def _samples(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples start … stop - 1 of a batch; tensors with another first dimension stay whole."""
+
+    def cut(x: Any) -> Any:
+        whole = not isinstance(x, Tensor) or not x.ndim or x.shape[0] != batch.size
+        return x if whole else x[start:stop]
+
+    labels = None if batch.labels is None else batch.labels[start:stop]
+    return Batch(tree_map(cut, batch.inputs), labels, stop - start)
+
+
+def folded(batches: Sequence[Batch], parts: int) -> tuple[list[Batch], list[int]]:
+    """The batches, and for each the number of the fold that it belongs to.
+
+    Folds are numbered from 0 without gaps, at most `parts` of them, and are as equal in samples as
+    whole batches allow; only where there are fewer batches than parts are these cut, at the borders of
+    equal parts of all samples. No sample is moved, lost or repeated. A lone batch that cannot be cut
+    (of one sample, or with tensors of different lengths) makes one fold, so nothing can be held out.
+    """
+    if parts < 1:
+        raise DataError(f"the samples are divided into at least 1 part, got {parts}")
+    if len(batches) >= parts or not all(_divisible(b) for b in batches):
+        return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
+    total = sum(b.size for b in batches)
+    borders = sorted({round(i * total / parts) for i in range(1, parts)} - {0, total})
+    pieces, folds, start = [], [], 0
+    for batch in batches:
+        inside = [b - start for b in borders if start < b < start + batch.size]
+        for a, b in itertools.pairwise([0, *inside, batch.size]):
+            pieces.append(_samples(batch, a, b) if inside else batch)
+            folds.append(bisect.bisect_right(borders, start + a))
+        start += batch.size
+    return pieces, folds
+
+
+def _divisible(batch: Batch) -> bool:
+    """Whether every tensor has one entry per sample, or one for all."""
+    tensors = [x for x in tree_flatten(batch.inputs)[0] if isinstance(x, Tensor) and x.ndim]
+    return all(x.shape[0] in (1, batch.size) for x in tensors)
+
+
+def _balanced(sizes: Sequence[int], folds: int) -> list[int]:
+    """A fold for each size: the largest first, each to the fold with the fewest samples so far."""
+    held = [0] * folds
+    chosen = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[i] = min(range(folds), key=lambda f: held[f])
+        held[chosen[i]] += sizes[i]
+    return chosen
 
 
 def _to(batch: Batch, device: torch.device | None) -> Batch:
