@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import nn
 
 from subprune import budget
+from subprune.accept import check_model
 from subprune.batchnorm import recalibrate
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
-from subprune.data import Batch, batches
-from subprune.errors import BudgetError, DataError, OptionError
+from subprune.data import Batch, batches, take
+from subprune.errors import BudgetError, OptionError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
@@ -32,7 +32,7 @@ from subprune.walk import Walk, walk
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Result", "check_model", "prune"]
+__all__ = ["Result", "prune"]
 
 
 @overload
@@ -108,7 +108,8 @@ def prune(
     started = time.perf_counter()
     check_model(model)
     check_call(forward, cache, dry_run)
-    calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
+    taken = take(data, model, n_samples, forward=forward, seed=seed)
+    calibration = Calibration.of(model, taken.batches)
     pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
     groups = _groups(calibration, options)
     with progress_bar(2 * len(groups), progress) as tick:
@@ -117,7 +118,7 @@ def prune(
             return forecast(demand, options.rule, latency)
         done, left = _walk(demand, options, tick)
     small, eager = _realise(calibration, done)
-    done.notes += _finish(small, calibration, done, batchnorm)
+    done.notes += [*taken.remarks, *_finish(small, calibration, done, batchnorm)]
     seconds = time.perf_counter() - started
     return make_result(calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify)
 
@@ -173,20 +174,6 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "sequential":
         notes = [*notes, f"BatchNorm statistics taken anew in {len(done.renewed) // 2} layers, one after another"]
     return list(notes)
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be pruned faithfully: half precision, NaN or infinite weights, quantised layers."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for name, x in [*model.named_parameters(), *model.named_buffers()]:
-        if x.dtype in (torch.float16, torch.bfloat16):
-            raise OptionError(
-                f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning and "
-                "convert the result back"
-            )
-        if x.is_floating_point() and x.device.type != "meta" and not bool(torch.isfinite(x).all()):
-            raise DataError(f"the weights of layer {name.rpartition('.')[0]!r} ({name}) contain NaN or infinity")
 
 
 def check_call(forward: object, cache: object, dry_run: object) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune import bounds, budget
+from subprune.accept import check_model
 from subprune.calibrate import FORMS, Calibration
 from subprune.data import Batch, batches
 from subprune.errors import OptionError, closest
@@ -243,7 +244,8 @@ def guarantees(
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
     _check(form, patches, shares, budgets)
-    taken = batches(data, model, n_samples, forward=forward)
+    check_model(model)
+    taken = batches(data, model, n_samples, forward=forward, seed=seed)
     exact = model
     if double:
         exact, taken = copy.deepcopy(model).double(), [_double(b) for b in taken]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from subprune.cli.arrays import IMAGES, read_arrays, read_image
 from subprune.cli.models import call, find_callable
-from subprune.data import LABEL_KEYS
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.datasets import Images, calibration_batches, dataset_names, split_verification
 from subprune.experiments.datasets import load as load_dataset
+from subprune.samples import LABEL_KEYS
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 

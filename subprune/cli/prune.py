@@ -130,7 +130,7 @@ def prune(
     _check_output(output)
     result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
-        result = _guaranteed(result, net, load_data(choice), n_samples)
+        result = _guaranteed(result, net, load_data(choice), n_samples, seed)
     _write(result, output, json, verified_on)
 
 
@@ -174,12 +174,12 @@ def _check_output(output: Path) -> None:
     (output / ".subprune").unlink()
 
 
-def _guaranteed(result: Result, net: Any, inputs: Any, n_samples: int) -> Result:
+def _guaranteed(result: Result, net: Any, inputs: Any, n_samples: int, seed: int) -> Result:
     from subprune.guarantees import guarantees
 
     form = find_method(result.plan.method).form
     try:
-        found = guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples)
+        found = guarantees(net, inputs, form=form, budgets=result.plan.counts, n_samples=n_samples, seed=seed)
     except SubpruneError as error:  # the pruned model is not to be lost
         say(f"no bounds in the report: {error}")
         return result
