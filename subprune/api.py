@@ -59,12 +59,13 @@ def prune(
 ) -> Result | Forecast:  # fmt: skip
     """A smaller model that does what `model` does on inputs like `data`. The model given is not changed.
 
-    `data` needs no labels: a tensor, a DataLoader, or an iterable of tensors, tuples or dicts; the first
-    `n_samples` are used. `forward` turns an item into the model's arguments where that does not fit.
+    `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a DataLoader, or an
+    iterable of tensors, tuples or dicts, batches or single samples. `forward` turns an item into the model's
+    arguments where that does not fit.
 
     Args:
         model: any trained `torch.nn.Module` in float32 or float64.
-        data: a few hundred inputs like those the model will see.
+        data: a few hundred inputs like those the model will see, in any floating precision.
         compression: target: parameters before / after. Give exactly one target.
         speedup: target: FLOPs before / after.
         params: target: parameters left, a number or a share such as ``"50%"``.
@@ -89,7 +90,8 @@ def prune(
             ``"re:…"`` patterns, module types, modules, or a list of these. A container stands for all layers in it.
             Residual streams are pruned only if named themselves.
         ignore: leave these alone; given like `only`.
-        n_samples: how many inputs are used; None takes all.
+        n_samples: how many inputs are used, drawn at random from all of `data` by `seed`, or the first of a stream;
+            if there are no more, all in their own order. None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
         time_calls: measure both models' latency for the report: on the first batch (True), on one input where that
