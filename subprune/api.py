@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import nn
 
 from subprune import budget
+from subprune.accept import check_model
 from subprune.batchnorm import recalibrate
 from subprune.borrow import given_back
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
-from subprune.data import Batch, batches, folded
-from subprune.errors import BudgetError, DataError, OptionError
+from subprune.data import Batch, batches, folded, take
+from subprune.errors import BudgetError, OptionError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
@@ -32,7 +32,7 @@ from subprune.walk import Walk, walk
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Result", "check_model", "prune"]
+__all__ = ["Result", "prune"]
 
 
 @overload
@@ -61,12 +61,13 @@ def prune(
 ) -> Result | Forecast:  # fmt: skip
     """A smaller model that does what `model` does on inputs like `data`. The model given is not changed.
 
-    `data` needs no labels: a tensor, a DataLoader, or an iterable of tensors, tuples or dicts; the first
-    `n_samples` are used. `forward` turns an item into the model's arguments where that does not fit.
+    `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a DataLoader, or an
+    iterable of tensors, tuples or dicts, batches or single samples. `forward` turns an item into the model's
+    arguments where that does not fit.
 
     Args:
         model: any trained `torch.nn.Module` in float32 or float64.
-        data: a few hundred inputs like those the model will see.
+        data: a few hundred inputs like those the model will see, in any floating precision.
         compression: target: parameters before / after. Give exactly one target.
         speedup: target: FLOPs before / after.
         params: target: parameters left, a number or a share such as ``"50%"``.
@@ -91,7 +92,8 @@ def prune(
             ``"re:…"`` patterns, module types, modules, or a list of these. A container stands for all layers in it.
             Residual streams are pruned only if named themselves.
         ignore: leave these alone; given like `only`.
-        n_samples: how many inputs are used; None takes all.
+        n_samples: how many inputs are used, drawn at random from all of `data` by `seed`, or the first of a stream;
+            if there are no more, all in their own order. None takes all.
         forward: function from an item of `data` to the model's arguments.
         seed: of everything random.
         time_calls: measure both models' latency for the report: on the first batch (True, or with `latency`), on one
@@ -115,8 +117,8 @@ def prune(
     more = train_data is not None or verify_data is not None
     with progress_bar({**STAGES, "setup": 2 + more}, progress) as tick:
         tick("reading data")
-        given = batches(data, model, n_samples, forward=forward)
-        taken, parts = folded(given, options.parts)
+        given = take(data, model, n_samples, forward=forward, seed=seed)
+        taken, parts = folded(given.batches, options.parts)
         watch.lap("reading data")
         tick("recording the model")
         calibration = Calibration.of(model, taken, parts)
@@ -137,7 +139,7 @@ def prune(
         tick.enter("check")
         tick("cutting and checking")
         small, eager = _realise(calibration, done)
-        done.notes += _finish(small, calibration, given, done, batchnorm)
+        done.notes += [*given.remarks, *_finish(small, calibration, given.batches, done, batchnorm)]
         watch.lap("check")
         tick.enter("measuring")
         return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
@@ -205,20 +207,6 @@ def _finish(
     if batchnorm == "sequential":
         notes = [*notes, f"BatchNorm statistics taken anew in {len(done.renewed) // 2} layers, one after another"]
     return list(notes)
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be pruned faithfully: half precision, NaN or infinite weights, quantised layers."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    for name, x in [*model.named_parameters(), *model.named_buffers()]:
-        if x.dtype in (torch.float16, torch.bfloat16):
-            raise OptionError(
-                f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning and "
-                "convert the result back"
-            )
-        if x.is_floating_point() and x.device.type != "meta" and not bool(torch.isfinite(x).all()):
-            raise DataError(f"the weights of layer {name.rpartition('.')[0]!r} ({name}) contain NaN or infinity")
 
 
 def check_call(forward: object, cache: object, dry_run: object) -> None:

@@ -6,21 +6,31 @@ import bisect
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import DataError
 from subprune.record import Inputs
+from subprune.samples import LABEL_KEYS, is_sample, unbatched_dimensions
+from subprune.sources import plain_item, read
 
-__all__ = ["LABEL_KEYS", "Batch", "batches", "fingerprint", "first_samples", "folded", "signature"]
-
-LABEL_KEYS = ("labels", "label", "targets", "target", "y")  # what labels are called in dicts and files
-CHUNK = 128  # a single tensor is worked through in batches of this many samples
+__all__ = [
+    "Batch",
+    "Taken",
+    "batches",
+    "fingerprint",
+    "first_samples",
+    "folded",
+    "model_dtype",
+    "signature",
+    "take",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,14 @@ class Batch:
     size: int
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What was taken of the caller's data, and remarks on how, for the report."""
+
+    batches: list[Batch]
+    remarks: tuple[str, ...] = ()
+
+
 def batches(
     data: Any,
     model: nn.Module,
@@ -39,55 +57,93 @@ def batches(
     *,
     forward: Callable[[Any], Any] | None = None,
     device: torch.device | None = None,
+    seed: int = 0,
 ) -> list[Batch]:
-    """The first `n_samples` samples of `data` as batches; None takes all.
+    """`take` without the remarks."""
+    return take(data, model, n_samples, forward=forward, device=device, seed=seed).batches
 
-    `data` is a tensor of inputs, a DataLoader, or any iterable of tensors, of tuples ``(inputs, labels)`` or
-    of dicts of keyword arguments. Labels are set aside. `forward` turns an item into the model's arguments
-    (a tensor, tuple or dict) where these conventions do not fit.
+
+def take(
+    data: Any,
+    model: nn.Module,
+    n_samples: int | None = 512,
+    *,
+    forward: Callable[[Any], Any] | None = None,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> Taken:
+    """`n_samples` samples of `data` as batches, drawn by seed where it can be indexed; None takes all.
+
+    `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader, or any iterable
+    of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments; `subprune.samples` tells whether
+    the items are batches or single samples. Labels are set aside. `forward` turns an item into the model's arguments
+    (a tensor, tuple or dict) where these conventions do not fit. Fractions are cast to the model's precision.
     """
-    if n_samples is not None and (not isinstance(n_samples, int) or n_samples < 1):
+    if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
         raise DataError(f"n_samples must be a positive integer or None, got {n_samples!r}")
-    found: list[Batch] = []
-    left = n_samples
-    for item in _items(data):
-        batch = _batch(item, model, forward)
+    dtype, remarks = model_dtype(model), dict[str, None]()
+
+    def convert(item: Any) -> Batch:
+        batch, cast = _cast(_batch(item, model, forward), dtype)
+        remarks.update(dict.fromkeys(cast))
+        return _to(batch, device)
+
+    def single(item: Any) -> bool:
+        return is_sample(item, model, convert, lambda text: remarks.setdefault(text))
+
+    if isinstance(data, Tensor | np.ndarray) and data.ndim in unbatched_dimensions(model) and single(data):
+        raise DataError(
+            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; give data[None] "
+            "for this one input, or several as [samples, …]"
+        )
+    source = read(data, n_samples, seed, single)
+    taken: list[Batch] = []
+    read_items, left = 0, n_samples
+    for item in source.items:
+        read_items += 1
+        batch = convert(item)
         if batch.size == 0:
             continue
         if left is not None and batch.size > left:
             batch = first_samples(batch, left)
-        found.append(_to(batch, device))
-        _check(found[-1], len(found))
+            read_items -= 1  # not all of it
+        taken.append(batch)
+        _check(batch, len(taken))
         if left is not None:
             left -= batch.size
             if left <= 0:
                 break
-    if not found:
+    if not taken:
         raise DataError("the calibration data is empty; give at least one input, a few hundred are best")
-    return found
+    if source.stream and left == 0 and read_items != source.length:
+        remarks[f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"] = None
+    return Taken(taken, tuple(remarks))
 
 
-def _items(data: Any) -> Iterable[Any]:
-    if isinstance(data, Tensor):
-        if data.ndim == 0 or data.shape[0] == 0:
-            raise DataError(f"the calibration data is empty: a tensor of shape {tuple(data.shape)}")
-        return data.split(CHUNK)
-    if isinstance(data, Mapping):
-        return [data]
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise DataError(
-            f"calibration data of type {type(data).__name__} cannot be read; give a tensor, a DataLoader, or an "
-            "iterable of tensors, (inputs, labels) tuples or dicts"
-        )
-    if isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
-        sizes = {x.shape[0] if x.ndim else 0 for x in data}
-        if len(sizes) == 1:  # (inputs, labels) of the whole set
-            return zip(*(x.split(CHUNK) for x in data), strict=True)
-    return data
+def model_dtype(model: nn.Module) -> torch.dtype | None:
+    """The type of the model's fractions, if it has only one."""
+    tensors = [*model.parameters(), *model.buffers()]
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
+    """Fractions in the model's precision, and a remark if they came in another; whole numbers stay as they are."""
+
+    def other(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.is_floating_point() and dtype is not None and x.dtype != dtype
+
+    given = sorted({str(x.dtype)[6:] for x in tree_flatten(batch.inputs)[0] if other(x)})
+    if not given:
+        return batch, []
+    inputs = tree_map(lambda x: x.to(dtype) if other(x) else x, batch.inputs)
+    remark = f"inputs in {' and '.join(given)} were cast to {str(dtype)[6:]}, the model's own"
+    return Batch(inputs, batch.labels, batch.size), [remark]
 
 
 def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) -> Batch:
     labels: Tensor | None = None
+    item = plain_item(item)
     if isinstance(item, Mapping):
         aside = _label_keys(item, model)
         labels = next((item[k] for k in aside if isinstance(item[k], Tensor)), None)

@@ -75,7 +75,7 @@ def _fold(
 
 def chains(program: Program) -> dict[int, Chain]:
     """All chains of a program, by the index of their convolution; none if it cares where numbers lie in memory."""
-    if not torch.backends.mkldnn.is_available() or any(op.mutates or op.kind == "as_strided" for op in program.ops):
+    if not torch.backends.mkldnn.is_available() or any(op.mutates or _by_layout(program, op) for op in program.ops):
         return {}
     readers: dict[int, int] = dict.fromkeys(program.outputs, 2)
     for op in program.ops:
@@ -85,6 +85,16 @@ def chains(program: Program) -> dict[int, Chain]:
     made = {v: op.index for op in program.ops for v in op.outs}
     found = (_chain(program, alive[i:], readers, made) for i, op in enumerate(alive) if op.kind == "convolution")
     return {c.ops[0]: c for c in found if c is not None}
+
+
+def _by_layout(program: Program, op: Op) -> bool:
+    """Whether an operation depends on the order of numbers in memory; a chain's result has channels last.
+
+    Pooling in three dimensions refuses features of four dimensions in that order.
+    """
+    if "pool3d" in op.kind:
+        return len(program.values[op.inputs[0]].shape) == 4
+    return op.kind == "as_strided"
 
 
 def _chain(program: Program, ops: Sequence[Op], readers: dict[int, int], made: dict[int, int]) -> Chain | None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune import bounds, budget
+from subprune.accept import check_model
 from subprune.borrow import given_back
 from subprune.calibrate import FORMS, Calibration
 from subprune.data import Batch, batches, fingerprint
@@ -250,9 +251,10 @@ def guarantees(
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
     _check(form, patches, shares, budgets)
+    check_model(model)
     with progress_bar({"setup": 1, "bounds": 1}, progress) as tick:
         tick("bounds: recording the model")
-        taken = batches(data, model, n_samples, forward=forward)
+        taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
         exact = model
         if double:

@@ -6,14 +6,14 @@ Registering one in a user's own file is all it takes to use it by name everywher
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from subprune.calibrate import Calibration, Run, consumer_weight, group_statistics
+from subprune.calibrate import FORMS, Calibration, Run, consumer_weight, group_statistics
 from subprune.errors import DataError, OptionError, closest
 from subprune.folds import FoldedStatistics
 from subprune.greedy import KeepOrder
@@ -138,6 +138,15 @@ class Method:
     allocate: str | None = None  # its own budget rule: "score" for a global ranking, "sampling"; None: any
     statistics_only: bool = False  # the ranking reads the ranker's statistics and no run: layers may be ranked at once
 
+    def __post_init__(self) -> None:
+        if not callable(self.order):
+            raise OptionError(f"method {self.name!r} must be a function of a Ranker, got {self.order!r:.80}")
+        _check_choice(self.name, "form", self.form, FORMS)
+        if self.allocate is not None:
+            from subprune.budget.allocate import RULES  # which needs methods itself
+
+            _check_choice(self.name, "allocate", self.allocate, RULES)
+
     def check(self, setting: Setting) -> None:
         """Refuse data without what the method needs."""
         if self.needs_train_data:
@@ -149,6 +158,13 @@ class Method:
             raise OptionError(f"method {self.name!r} makes no use of train_data, only {users} does; leave it away")
         if self.needs_labels:
             all_labels(setting.calibration, f"method {self.name!r}")
+
+
+def _check_choice(method: str, name: str, value: object, allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    if value not in names:
+        near = closest(str(value), names)
+        raise OptionError(f"method {method!r}: {name}={value!r}: {near}allowed are {', '.join(names)}")
 
 
 METHODS: dict[str, Method] = {}
@@ -164,6 +180,8 @@ def method(
     statistics_only: bool = False,
 ) -> Callable[[Order], Order]:
     """Register a ranking function as a method: ``@subprune.method("my-method")``."""
+    if not isinstance(name, str) or not name.strip():
+        raise OptionError(f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}')
 
     def register(order: Order) -> Order:
         if name in METHODS:

@@ -133,7 +133,7 @@ def test_targets_go_by_name(lenet: nn.Module, images: Tensor) -> None:
 def test_wrong_shapes_are_said_once(lenet: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
     """PyTorch logs a traceback of its own for shapes that do not fit; the message is enough."""
     with pytest.raises(DataError, match="cannot be called with the calibration data"):
-        subprune.prune(lenet, torch.randn(1, 28, 28), keep=0.5)
+        subprune.prune(lenet, torch.randn(2, 28, 28), keep=0.5)
     said = capfd.readouterr()
     assert not said.out + said.err
 

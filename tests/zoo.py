@@ -252,6 +252,20 @@ ZOO: dict[str, Entry] = {
         1,
         {"fc2": "output 0", "fc3": "output 1"},
     ),
+    **{
+        f"pool-{dims}d-{'unbatched' if len(shape) == dims + 1 else 'batched'}": Entry(
+            lambda dims=dims: odd.Pooled(dims, (nn.MaxPool1d, nn.AvgPool2d, nn.MaxPool3d)[dims - 1](2)),
+            rows(*shape),
+            {"channel": 1},
+            1,
+        )
+        for dims, shape in ((1, (3, 9)), (2, (3, 8, 8)), (3, (3, 6, 6, 6)), (3, (2, 3, 6, 6, 6)))
+    },
+    "pool-beside-channels": Entry(lambda: odd.Pooled(2, nn.MaxPool3d((1, 2, 2))), image(8), {"channel": 1}, 1),
+    "pool-beside-channels-mean": Entry(lambda: odd.Pooled(2, nn.AvgPool3d((1, 2, 2))), image(8), {"channel": 1}, 1),
+    "pool-over-channels": Entry(
+        lambda: odd.Pooled(2, nn.MaxPool3d((3, 1, 1), 1, (1, 0, 0))), image(8), {}, 0, {"first": "a window slides"}
+    ),
     "inplace": Entry(odd.Inplace, rows(3, 4), {"stream": 1, "neuron": 1}, 1, {"fc3": "picked by number"}),
 }
 

@@ -276,3 +276,16 @@ class Caching(nn.Module):
         self.plain += 1
         self.fc2.seen = y
         return self.fc3(F.relu(self.fc2(y)))
+
+
+class Pooled(nn.Module):
+    """Pooling between two convolutions, for features with or without a batch dimension, or one too few."""
+
+    def __init__(self, dims: int, pool: nn.Module) -> None:
+        super().__init__()
+        layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.first, self.pool, self.last = layer(3, 8, 3), pool, layer(8, 5, 1)
+        self.over = tuple(range(-dims, 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pool(F.relu(self.first(x)))).mean(self.over)

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
+from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.flags import in_flags
 from subprune.errors import SubpruneError
@@ -42,6 +43,7 @@ with contextlib.suppress(ImportError):
     app.add_typer(experiment, name="experiment", epilog=_EXPERIMENTS)
 
 
+DEBUG = "--debug"
 STOPPED = 130
 _STOPPED = "stopped; no file was left half-written, and the same command goes on where it can"
 
@@ -57,33 +59,47 @@ def _main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of an error; may be put after a command, too.")
+    ] = False,
 ) -> None: ...
 
 
 def main() -> None:
     """Entry point: errors of ours are one line, not a traceback."""
+    args = [a for a in sys.argv[1:] if a != DEBUG]
     try:
-        code = app(prog_name="subprune", standalone_mode=False) or 0
+        code = app(args, prog_name="subprune", standalone_mode=False) or 0
         if code == STOPPED:  # newer command line libraries catch Ctrl-C themselves
             _fail(_STOPPED, STOPPED)
         sys.exit(code)
-    except SubpruneError as error:
-        grid = sys.argv[1:2] == ["experiment"]  # where name=value is how things are written
-        _fail(str(error) if grid else in_flags(str(error)), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail(_STOPPED, STOPPED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
     except Exception as error:
-        show = getattr(error, "show", None)
-        if callable(show):  # an unknown option, a missing value: the command line library words these
-            show()
-            sys.exit(int(getattr(error, "exit_code", 2)))
-        traceback.print_exc()
-        _fail(f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above", 1)
+        if DEBUG in sys.argv[1:]:
+            traceback.print_exc()
+        _explain(error, args)
+
+
+def _explain(error: Exception, args: list[str]) -> None:
+    """One line on what went wrong, and the exit code that fits."""
+    if isinstance(error, SubpruneError):
+        grid = args[:1] == ["experiment"]  # where name=value is how things are written
+        _fail(str(error) if grid else in_flags(str(error)), 2)
+    show = getattr(error, "show", None)
+    if callable(show):  # an unknown option, a missing value: the command line library words these
+        show()
+        sys.exit(int(getattr(error, "exit_code", 2)))
+    if in_own_code(error):
+        _fail(f"your code failed in {place(error)}: {cause(error)}; {DEBUG} shows the traceback", 2)
+    if isinstance(error, OSError):
+        _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
+    if DEBUG not in sys.argv[1:]:
+        traceback.print_exception(error)
+    _fail(f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above", 1)
 
 
 def _fail(text: str, code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from subprune.errors import DataError
+from subprune.sources import as_tensor, draw
 
 __all__ = ["IMAGES", "read_arrays", "read_image"]
 
@@ -22,46 +24,57 @@ IMAGES = (".pgm", ".ppm", ".npy", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _KINDS = "fiub"
 _MOST_PIXELS = 2**26
 _MOST_BYTES = 2**33
+_PIECE = 2**20
+Rows = Callable[[str, int], "list[int] | None"]  # of an array's name and length: which rows, None for all
 
 
-def read_arrays(path: Path, rows: int | None) -> dict[str, Tensor]:
-    """The arrays of a .npy, .npz or .safetensors file, at most the first `rows` rows of each."""
+def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
+    """The arrays of a .npy, .npz or .safetensors file: the same `n` rows of each, drawn by seed, or all of them."""
     readers = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}
+    lengths: dict[str, int] = {}
+
+    def rows(name: str, length: int) -> list[int] | None:
+        lengths[name] = length
+        return draw(length, n, seed)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes that overflow; they are refused
-            found = readers[path.suffix](path, rows)
+            arrays = readers[path.suffix](path, rows)
     except DataError:
         raise
     except Exception as error:  # the readers below raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(f"{path} is damaged or not what its name says: {type(error).__name__}: {text}") from error
-    if not found:
+    if not arrays:
         raise DataError(f"{path} holds no array; it needs at least one of inputs")
-    return found
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{path} holds arrays of different length: {lengths}; each needs one row per input")
+    return arrays
 
 
-def _read_npy(path: Path, rows: int | None) -> dict[str, Tensor]:
+def _read_npy(path: Path, rows: Rows) -> dict[str, Tensor]:
     mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # a size beyond the file's own is refused here
     if not isinstance(mapped, np.ndarray):
         raise DataError(f"{path} is not a plain array")
-    return {"": _tensor(path, np.array(mapped[:rows]) if mapped.ndim else np.array(mapped))}
+    chosen = rows("", mapped.shape[0]) if mapped.ndim else None
+    return {"": _tensor(path, np.array(mapped if chosen is None else mapped[chosen]))}
 
 
-def _read_npz(path: Path, rows: int | None) -> dict[str, Tensor]:
-    found = {}
+def _read_npz(path: Path, rows: Rows) -> dict[str, Tensor]:
+    arrays = {}
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
                 raise DataError(f"{path} holds {info.filename[:60]!r}, which is not an array; allowed are .npy members")
             with archive.open(info) as stream:
                 name = info.filename.removesuffix(".npy")
-                found[name] = _tensor(path, _stream_npy(path, stream, info.file_size, rows))  # type: ignore[arg-type]
-    return found
+                arrays[name] = _tensor(path, _stream_npy(path, name, stream, info.file_size, rows))  # type: ignore[arg-type]
+    return arrays
 
 
-def _stream_npy(path: Path, stream: BinaryIO, size: int, rows: int | None) -> np.ndarray:
-    """The first rows of an array in a stream; the header must fit the size declared for the member."""
+def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) -> np.ndarray:
+    """Rows of an array in a stream; the header must fit the size declared for the member."""
     version = npy.read_magic(stream)
     read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read_header is None:
@@ -76,32 +89,52 @@ def _stream_npy(path: Path, stream: BinaryIO, size: int, rows: int | None) -> np
         count *= n
     if count * dtype.itemsize > size:
         raise DataError(f"{path} declares an array of shape {shape}, more than the file holds")
-    taken = (min(shape[0], rows), *shape[1:]) if shape and rows is not None else shape
-    wanted = int(np.prod(taken, dtype=object)) * dtype.itemsize
-    if wanted > _MOST_BYTES:
-        raise DataError(f"{path} holds {wanted:,} bytes for these inputs, too many for .npz; save it as .npy")
+    total = count * dtype.itemsize
+    if total > _MOST_BYTES:
+        raise DataError(f"{path} holds {total:,} bytes of {name!r}, too many for .npz; save it as .npy")
+    chosen = rows(name, shape[0]) if shape else None
+    if chosen is None:
+        return np.frombuffer(_exactly(path, stream, total), dtype=dtype).reshape(shape).copy()
+    content = _chosen_rows(path, stream, chosen, count // max(shape[0], 1) * dtype.itemsize)
+    return np.frombuffer(content, dtype=dtype).reshape(len(chosen), *shape[1:]).copy()
+
+
+def _chosen_rows(path: Path, stream: BinaryIO, chosen: Sequence[int], width: int) -> bytes:
+    """Rows of so many bytes in the order they are asked for; what lies between is read and dropped, bit by bit."""
+    rows: dict[int, bytes] = {}
+    place = 0
+    for row in sorted(chosen):
+        gap = (row - place) * width
+        while gap > 0:
+            gap -= len(_exactly(path, stream, min(gap, _PIECE)))
+        rows[row] = _exactly(path, stream, width)
+        place = row + 1
+    return b"".join(rows[row] for row in chosen)
+
+
+def _exactly(path: Path, stream: BinaryIO, wanted: int) -> bytes:
     content = stream.read(wanted)
     if len(content) != wanted:
         raise DataError(f"{path} ends early: {len(content)} of {wanted} bytes")
-    return np.frombuffer(content, dtype=dtype).reshape(taken).copy()
+    return content
 
 
-def _read_safetensors(path: Path, rows: int | None) -> dict[str, Tensor]:
+def _read_safetensors(path: Path, rows: Rows) -> dict[str, Tensor]:
+    arrays = {}
     with safe_open(str(path), framework="pt") as file:
-        found = {}
         for name in file.keys():  # noqa: SIM118  (not a dict)
             part = file.get_slice(name)
-            found[name] = part[:rows] if len(part.get_shape()) else file.get_tensor(name)
-    return found
+            shape = part.get_shape()
+            chosen = rows(name, shape[0]) if shape else None
+            arrays[name] = file.get_tensor(name) if chosen is None else torch.cat([part[i : i + 1] for i in chosen])
+    return arrays
 
 
 def _tensor(path: Path, array: np.ndarray) -> Tensor:
-    if array.dtype.kind not in _KINDS:
-        raise DataError(f"{path} holds values of type {array.dtype}; allowed are numbers")
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    if native.dtype.kind == "u" and native.dtype.itemsize > 1:
-        native = native.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(native))
+    try:
+        return as_tensor(array)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 # ---- images -----------------------------------------------------------------------------------------

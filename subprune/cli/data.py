@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from subprune.cli.arrays import IMAGES, read_arrays, read_image
+from subprune.cli.console import say
 from subprune.cli.models import call, find_callable
-from subprune.data import LABEL_KEYS
+from subprune.data import model_dtype
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.datasets import Images, calibration_batches, dataset_names, split_verification
 from subprune.experiments.datasets import load as load_dataset
+from subprune.record import record
+from subprune.samples import LABEL_KEYS
+from subprune.sources import draw
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 
 _MOST_FILES = 100_000
+_COLOURS = (1, 3, 4)  # channels of images
 _VERIFICATION = 10_000  # images that budgets are measured on, as in the paper
 
 
@@ -35,6 +41,8 @@ class DataChoice:
     mean: str = ""
     std: str = ""
     option: str = "--data"  # that named it, for messages
+    model: nn.Module | None = None  # whose outputs labels have to fit
+    remark: Callable[[str], object] = say  # what is done with remarks
 
     def __post_init__(self) -> None:
         if self.n_samples is not None and self.n_samples < 1:
@@ -49,6 +57,7 @@ def load_data(choice: DataChoice) -> Any:
     """Something `prune` takes: labels come along where the source has them."""
     spec, path, option = choice.spec, Path(choice.spec), choice.option
     if spec in dataset_names():
+        _refuse_preparation(choice, "which comes prepared")
         images = load_dataset(spec, "train", choice.folder)
         return calibration_batches(images, min(choice.n_samples or len(images), len(images)), choice.seed)
     if path.suffix in (".npy", ".npz", ".safetensors") and not path.is_dir():
@@ -56,13 +65,21 @@ def load_data(choice: DataChoice) -> Any:
             raise DataError(f"{option} {spec!r} is not a file; check the path, it starts at {str(Path.cwd())!r}")
         return _from_arrays(path, choice)
     if path.is_dir():
-        return _prepared(_folder(path, choice), choice)
+        return _from_folder(path, choice)
     if ":" in spec:
+        _refuse_preparation(choice, "which has to do that itself")
         return call(find_callable(spec, option), spec, option)
     raise OptionError(
         f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
         ".safetensors file, a folder of images, or package.module:callable"
     )
+
+
+def _refuse_preparation(choice: DataChoice, why: str) -> None:
+    """Options that would be ignored silently are refused; with other data than --data they may be meant for that."""
+    given = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
+    if given and choice.option == "--data":
+        raise OptionError(f"{' and '.join(given)} cannot be applied to --data {choice.spec}, {why}; omit it")
 
 
 def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
@@ -101,7 +118,7 @@ def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
 
 def _from_arrays(path: Path, choice: DataChoice) -> Any:
     """One array is the input; several are keyword arguments of the model; labels are known by their name."""
-    arrays = read_arrays(path, choice.n_samples)
+    arrays = read_arrays(path, choice.n_samples, choice.seed)
     labels = next((arrays.pop(n) for n in LABEL_KEYS if n in arrays and len(arrays) > 1), None)
     sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
     if len(sizes) != 1 or sizes == {0}:
@@ -110,9 +127,10 @@ def _from_arrays(path: Path, choice: DataChoice) -> Any:
     if labels is not None and (labels.ndim < 1 or {labels.shape[0]} != sizes):
         raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
     if len(arrays) > 1:
+        _refuse_preparation(choice, f"whose arrays {', '.join(arrays)} are handed on as they are")
         item = {n: _numbers(x) for n, x in arrays.items()}
         return [item if labels is None else {**item, "labels": labels.long()}]
-    inputs = _prepared(_numbers(next(iter(arrays.values()))), choice)
+    inputs = _prepared(_resized(_numbers(next(iter(arrays.values()))), choice), choice)
     return inputs if labels is None else (inputs, labels.long())
 
 
@@ -125,28 +143,69 @@ def _numbers(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x.long()
 
 
-def _folder(path: Path, choice: DataChoice) -> Tensor:
-    """The first images of a folder and those below it, in the order of their names."""
-    found = []
-    for file in sorted(path.rglob("*")):
-        if file.suffix.lower() in IMAGES and file.is_file() and not file.name.startswith("."):
-            found.append(file)
-        if len(found) >= min(choice.n_samples or _MOST_FILES, _MOST_FILES):
-            break
-    if not found:
+def _from_folder(path: Path, choice: DataChoice) -> Any:
+    """Images below a folder, drawn by seed; where all lie in subfolders, the sorted names of these are the classes."""
+    files = [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.suffix.lower() in IMAGES and file.is_file() and not file.name.startswith(".")
+    ]
+    if not files:
         raise DataError(f"{choice.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}")
+    rows = draw(len(files), min(choice.n_samples or _MOST_FILES, _MOST_FILES), choice.seed)
+    taken = files if rows is None else [files[i] for i in rows]
+    inputs = _prepared(_images(path, taken, choice), choice)
+    names = [file.relative_to(path).parts[0] for file in files if len(file.relative_to(path).parts) > 1]
+    classes = sorted(set(names))
+    if len(names) < len(files) or len(classes) < 2:
+        return inputs
+    if choice.model is not None and (outputs := _output_count(choice.model, inputs)) != len(classes):
+        choice.remark(
+            f"the {len(classes)} folders in {path} are not used as labels, since the model has "
+            f"{outputs or 'no'} outputs for each image"
+        )
+        return inputs
+    return inputs, torch.tensor([classes.index(file.relative_to(path).parts[0]) for file in taken])
+
+
+def _output_count(model: nn.Module, inputs: Tensor) -> int | None:
+    """Outputs for one input, if they are a plain vector."""
+    try:
+        program = record(model, ((inputs[:1].to(model_dtype(model)),), {}))
+    except Exception:  # which is said when the data is used
+        return None
+    shape = program.values[program.outputs[0]].shape if program.outputs else ()
+    return shape[1] if len(shape) == 2 else None
+
+
+def _images(path: Path, files: Sequence[Path], choice: DataChoice) -> Tensor:
+    """[images, channels, height, width]"""
     images: list[Tensor] = []
     shapes: dict[tuple[int, ...], str] = {}
-    for file in found:
-        image = read_image(file)
-        if choice.resize is not None:
-            image = F.interpolate(image[None], (choice.resize,) * 2, mode="bilinear", antialias=True)[0]
-        images.append(image)
-        shapes.setdefault(tuple(image.shape), file.name)
+    for file in files:
+        images.append(_resized(read_image(file)[None], choice)[0])
+        shapes.setdefault(tuple(images[-1].shape), file.name)
     if len(shapes) > 1:
         seen = ", ".join(f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3])
         raise DataError(f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike")
     return torch.stack(images)
+
+
+def _resized(x: Tensor, choice: DataChoice) -> Tensor:
+    """Images [N, channels, height, width] brought to the size asked for."""
+    if choice.resize is None:
+        return x
+    if not x.is_floating_point() or x.ndim != 4:
+        raise OptionError(
+            f"--resize is for images [number, channels, height, width]; {choice.option} {choice.spec} is {x.dtype} "
+            f"of shape {tuple(x.shape)}"
+        )
+    if x.shape[3] in _COLOURS and x.shape[1] not in _COLOURS:
+        raise OptionError(
+            f"--resize: {choice.option} {choice.spec} of shape {tuple(x.shape)} seems to have channels last; save it "
+            "as [number, channels, height, width], with array.transpose(0, 3, 1, 2)"
+        )
+    return F.interpolate(x, (choice.resize,) * 2, mode="bilinear", antialias=True)
 
 
 def _prepared(x: Tensor, choice: DataChoice) -> Tensor:

@@ -35,7 +35,7 @@ def export(
     output: Annotated[Path | None, typer.Option(help="Folder [default: where the model is].")] = None,
     json: o.Json = False,
 ) -> None:
-    """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch to 1e-4."""
+    """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch."""
     if not onnx and not torch_export:
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
     if saved.suffix != ".safetensors":

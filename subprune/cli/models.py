@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from subprune.cli import blame
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.models import build, model_names, shipped_lenet
 from subprune.experiments.weights import load_weights
@@ -25,6 +26,7 @@ from subprune.storage import load
 __all__ = ["find_callable", "load_model"]
 
 SHIPPED = "lenet-mnist"
+_MISSING = (ModuleNotFoundError, FileNotFoundError)
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
@@ -65,8 +67,13 @@ def find_callable(spec: str, option: str) -> Any:
     except AttributeError as error:
         names = [n for n in vars(found) if not n.startswith("_")] if isinstance(found, ModuleType) else []
         raise OptionError(f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}") from error
-    except Exception as error:
-        raise OptionError(f"{option} {spec}: {place} cannot be imported: {type(error).__name__}: {error}") from error
+    except _MISSING as error:
+        raise OptionError(f"{option} {spec}: {place} cannot be imported: {blame.cause(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise OptionError(
+            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} ({blame.place(error)}); --debug shows "
+            "the traceback"
+        ) from error
     return found
 
 
@@ -93,8 +100,10 @@ def call(found: Any, spec: str, option: str) -> Any:
         return found
     try:
         return found()
-    except Exception as error:
-        raise OptionError(f"{option} {spec} failed when called: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise OptionError(
+            f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; --debug shows the traceback"
+        ) from error
 
 
 def _with_weights(model: nn.Module, path: Path) -> nn.Module:

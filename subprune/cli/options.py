@@ -29,9 +29,9 @@ Data = Annotated[
     ),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Folder of mnist or cifar10 [default: $SUBPRUNE_DATA].")]
-Samples = Annotated[int, typer.Option("--n-samples", help="How many inputs are used.")]
+Samples = Annotated[int, typer.Option("--n-samples", help="How many inputs are used, drawn at random by --seed.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
-Resize = Annotated[int | None, typer.Option(help="Bring images to this height and width.")]
+Resize = Annotated[int | None, typer.Option(help="Bring images, in folders and arrays, to this height and width.")]
 Mean = Annotated[str, typer.Option(help="Subtracted from each channel of images, e.g. 0.485,0.456,0.406.")]
 Std = Annotated[str, typer.Option(help="Each channel is divided by it, e.g. 0.229,0.224,0.225.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]

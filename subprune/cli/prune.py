@@ -119,10 +119,14 @@ def prune(
     by_accuracy = (allocate or find_method(method).allocate or "").startswith("equal-")
     if by_accuracy:
         options["cache"] = output / "cache"
+    remarks: dict[str, None] = {}
+    choice = replace(choice, model=net, remark=remarks.setdefault)
     more, verified_on = _more_data(choice, verify, train_data, by_accuracy)
     options.update(more)
     inputs = load_data(choice)
     if dry_run:
+        for text in remarks:
+            say(text)
         _show_forecast(run(net, inputs, dry_run=True, progress=False if json else None, **options), json)
         return
     why = unprovable(method, options)
@@ -132,6 +136,7 @@ def prune(
     result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
         result = _guaranteed(result, net, load_data(choice), False if json else None)
+    result = replace(result, report=replace(result.report, notes=(*remarks, *result.report.notes)))
     _write(result, output, json, verified_on)
 
 

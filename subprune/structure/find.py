@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from subprune.accept import check_kind
 from subprune.borrow import given_back
 from subprune.record import Program, as_inputs, record
 from subprune.structure import rules_index, rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
@@ -27,6 +28,7 @@ def find_groups(model: nn.Module, example_inputs: Any) -> Structure:
     `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. The model is run once,
     on fake tensors: nothing is computed, nothing is changed.
     """
+    check_kind(model)
     return analyse(record(model, as_inputs(example_inputs)))
 
 

@@ -207,9 +207,27 @@ def pooling(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
     spatial = 3 if "3d" in op.kind else 1 if "1d" in op.kind else 2
-    _spatial(flow, op, dims[-spatial:])
-    for vid in op.outs:
+    alone = _windows_of_one(op, spatial)
+    slid = list(zip(dims[-spatial:], alone, strict=True))
+    _spatial(flow, op, [dim for dim, single in slid if not single])
+    flow.put(op.outs[0], [*dims[:-spatial], *(dim if single else None for dim, single in slid)])
+    for vid in op.outs[1:]:  # where the maxima were: numbers that count over all of the window's dimensions
         flow.put(vid, [*dims[:-spatial], *[None] * spatial])
+
+
+def _windows_of_one(op: Op, spatial: int) -> list[bool]:
+    """Along which dimensions a window covers one entry and moves by one: ``MaxPool3d((1, 2, 2))`` on [N, C, H, W]."""
+    if not op.kind.startswith(("max_pool", "avg_pool")):
+        return [False] * spatial
+
+    def per_dimension(value: Any) -> list[int]:
+        values = [value] if isinstance(value, int) else list(value)
+        return values * spatial if len(values) == 1 else values
+
+    size = per_dimension(arg(op, 1, "kernel_size", 0))
+    step = per_dimension(arg(op, 2, "stride", []) or size)
+    margin = per_dimension(arg(op, 3, "padding", 0))
+    return [window == (1, 1, 0) for window in zip(size, step, margin, strict=True)]
 
 
 @rule("mean", "sum", "nansum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",

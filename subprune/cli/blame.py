@@ -1,0 +1,52 @@
+"""Where in somebody's own code an error arose, for messages of one line."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import subprune
+
+__all__ = ["cause", "in_own_code", "place"]
+
+_OURS = Path(subprune.__file__).parent
+_PYTHON = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+def place(error: BaseException) -> str:
+    """``net.py, line 12, in build``: the innermost line of the user's code, or of any if none is theirs."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_short(error.filename)}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if _is_theirs(f.filename)), frames[-1] if frames else None)
+    return f"{_short(frame.filename)}, line {frame.lineno}, in {frame.name}" if frame else "an unknown place"
+
+
+def cause(error: BaseException) -> str:
+    """Type and first line of the message."""
+    if isinstance(error, SystemExit):
+        return f"it left Python with exit code {error.code!r}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def in_own_code(error: BaseException) -> bool:
+    """Whether the user's code raised it, or a library that their code called: none of ours comes after it."""
+    files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
+    for file in reversed(files):
+        if _is_theirs(file):
+            return True
+        if Path(file).is_relative_to(_OURS):
+            return False
+    return False
+
+
+def _is_theirs(file: str) -> bool:
+    return not file.startswith("<") and not any(Path(file).is_relative_to(p) for p in (_OURS, *_PYTHON))
+
+
+def _short(file: str) -> str:
+    """Relative to the working folder, where it lies in it."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
