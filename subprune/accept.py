@@ -15,7 +15,7 @@ _QUANTISED_PACKAGES = ("bitsandbytes", "torchao", "auto_gptq", "gptqmodel", "awq
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be pruned faithfully: wrappers, weights without values, half precision, NaN, quantised."""
+    """Refuse what cannot be pruned faithfully: wrappers, and weights that cannot be refitted."""
     check_kind(model)
     for name, x in [*model.named_parameters(), *model.named_buffers()]:
         _check_tensor(name, x)
@@ -30,18 +30,19 @@ def check_kind(model: nn.Module) -> None:
         place = f"{name!r} of the model" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             raise OptionError(
-                f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be cut; give the "
-                "Python module that it was made from, and script the result"
+                f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be "
+                "cut; give the Python module that it was made from, and script the result"
             )
-        if any(is_lazy(x) for x in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(is_lazy(x) for x in own):
             raise OptionError(
-                f"{place} is a {type(module).__name__} that has no weights yet; call the model once with an example "
-                "input, and load trained weights"
+                f"{place} is a {type(module).__name__} that has no weights yet; call the model once with "
+                "an example input, and load trained weights"
             )
         if _is_quantised(module):
             raise OptionError(
-                f"{place} is quantised ({type(module).__module__}.{type(module).__name__}), so that its weights cannot "
-                "be refitted; prune the model in float32, then quantise the result"
+                f"{place} is quantised ({type(module).__module__}.{type(module).__name__}), so that its "
+                "weights cannot be refitted; prune the model in float32, then quantise the result"
             )
 
 
@@ -49,44 +50,45 @@ def _check_wrapper(model: nn.Module) -> None:
     """What stands around the model itself and would not survive."""
     kind = type(model).__name__
     if isinstance(model, DataParallel | DistributedDataParallel):
-        raise OptionError(f"the model is wrapped in {kind}; give model.module, and wrap the result again")
+        raise OptionError(f"the model is wrapped in {kind}; give model.module, and wrap the result")
     if kind == "OptimizedModule":
-        raise OptionError("the model was compiled by torch.compile; give model._orig_mod, and compile the result")
+        raise OptionError("the model was compiled by torch.compile; give model._orig_mod instead")
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel) or getattr(module, "device_ids", None):
-            inner = f"{name}.module"
-            raise OptionError(f"{name!r} of the model is wrapped in {type(module).__name__}; put {inner} in its place")
-    if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # which torch.export forbids to call
+            wrapper = type(module).__name__
+            raise OptionError(f"{name!r} of the model is wrapped in {wrapper}; give it {name}.module")
+    if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # a stand-in that raises
         raise OptionError(
-            "the model was made by torch.export, which fixes how it is run; give the Python module that it was made "
-            "from, and export the result with subprune.export"
+            "the model was made by torch.export, which fixes how it is run; give the Python module that "
+            "it was made from, and export the result with subprune.export"
         )
 
 
 def _is_quantised(module: nn.Module) -> bool:
-    """Layers whose weights are packed whole numbers; those that only count or add in float are not meant."""
+    """Layers whose weights are packed whole numbers."""
     origin = type(module).__module__
     if origin.partition(".")[0] in _QUANTISED_PACKAGES:
         return True
-    if "FloatFunctional" in type(module).__name__:
+    if "FloatFunctional" in type(module).__name__:  # adds in float, in models yet to be quantised
         return False
     return origin.startswith("torch.") and ".quantized" in origin
 
 
 def _check_tensor(name: str, x: Tensor) -> None:
     if x.is_quantized:
-        raise OptionError(f"{name} is quantised ({x.dtype}); prune the model in float32, then quantise the result")
+        raise OptionError(f"{name} is quantised ({x.dtype}); prune the model in float32 first")
     if x.is_meta:
         raise OptionError(
-            f"{name} is on the meta device and has no values; build the model on a real device (or call "
-            'model.to_empty(device="cpu")) and load trained weights'
+            f"{name} is on the meta device and has no values; build the model on a real device (or "
+            'call model.to_empty(device="cpu")) and load trained weights'
         )
     if x.layout != torch.strided:
-        raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() before pruning")
+        raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() first")
     if x.dtype in (torch.float16, torch.bfloat16):
         raise OptionError(
-            f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning and "
-            "convert the result back"
+            f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning "
+            "and convert the result back"
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise DataError(f"the weights of layer {name.rpartition('.')[0]!r} ({name}) contain NaN or infinity")
+        layer = name.rpartition(".")[0]
+        raise DataError(f"the weights of layer {layer!r} ({name}) contain NaN or infinity")

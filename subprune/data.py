@@ -72,12 +72,13 @@ def take(
     device: torch.device | None = None,
     seed: int = 0,
 ) -> Taken:
-    """`n_samples` samples of `data` as batches, drawn by seed where it can be indexed; None takes all.
+    """`n_samples` samples of `data`, drawn by seed where it can be indexed; None takes all.
 
-    `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader, or any iterable
-    of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments; `subprune.samples` tells whether
-    the items are batches or single samples. Labels are set aside. `forward` turns an item into the model's arguments
-    (a tensor, tuple or dict) where these conventions do not fit. Fractions are cast to the model's precision.
+    `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
+    or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
+    `subprune.samples` tells whether the items are batches or single samples. Labels are set aside.
+    `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
+    conventions do not fit. Fractions are cast to the model's precision.
     """
     if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
         raise DataError(f"n_samples must be a positive integer or None, got {n_samples!r}")
@@ -128,7 +129,7 @@ def model_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
-    """Fractions in the model's precision, and a remark if they came in another; whole numbers stay as they are."""
+    """Fractions in the model's precision, and a remark if they came in another."""
 
     def other(x: Any) -> bool:
         return isinstance(x, Tensor) and x.is_floating_point() and dtype is not None and x.dtype != dtype

@@ -1,17 +1,18 @@
-"""Whether an item of somebody's data is a batch, or a single sample that has yet to be put into one.
+"""Whether an item of somebody's data is a batch, or a single sample yet to be put into one.
 
-Shapes alone do not tell: PyTorch's convolutions take an image without a batch dimension, and linear layers take
-anything. The rule, in this order:
+Shapes alone do not tell: PyTorch's convolutions take an image without a batch dimension, and
+linear layers take anything. The rule, in this order:
 
-1. The model is run, on shapes only, with the item as it is and with three of it stacked. What runs one way only is
-   read that way. If neither runs, the item is a batch, and the error about it says why.
-2. A single number as label makes a sample; one label for each row a batch.
-3. A convolution, pooling, recurrent or attention layer that sees an item without, and a stack with a batch dimension,
-   makes a sample.
-4. If the outputs keep the rows apart one way only (one row of output for each), it is that way.
-5. Where a stack gives a stack of the item's outputs, the model treats rows alike and both readings compute the same:
-   a vector of fractions is then a sample, everything else a batch.
-6. What is left could be either. A vector is a sample; anything larger is a batch, and a remark says so.
+1. One label for each row makes a batch.
+2. The model is run, on shapes only, with the item as it is and with three of it stacked. What runs
+   one way only is read that way. If neither runs, the item is a batch, and the error says why.
+3. A single number as label makes a sample.
+4. A convolution, pooling, recurrent or attention layer that sees an item without, and a stack with
+   a batch dimension, makes a sample.
+5. If the outputs keep the rows apart one way only (one row of output for each), it is that way.
+6. Where a stack gives a stack of the item's outputs, the model treats rows alike and both readings
+   compute the same: a vector of fractions is then a sample, everything else a batch.
+7. What is left could be either: a vector is a sample, anything larger a batch, with a remark.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ from subprune.record import record
 
 __all__ = ["LABEL_KEYS", "is_sample", "unbatched_dimensions"]
 
-LABEL_KEYS = ("labels", "label", "targets", "target", "y")  # what labels are called in dicts and files
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")  # their names in dicts and files
 _STACKED = 3
 
+_SLIDING = ("Conv", "ConvTranspose", "MaxPool", "AvgPool")
 # How many dimensions an input without a batch dimension has, by kind of layer.
 _UNBATCHED: dict[type[nn.Module], int] = {
     nn.RNNBase: 2,
     nn.MultiheadAttention: 2,
-    **{
-        getattr(nn, f"{kind}{n}d"): n + 1 for kind in ("Conv", "ConvTranspose", "MaxPool", "AvgPool") for n in (1, 2, 3)
-    },
+    **{getattr(nn, f"{kind}{n}d"): n + 1 for kind in _SLIDING for n in (1, 2, 3)},
 }
 
 
@@ -122,7 +122,7 @@ def _run_stacked(item: Any, model: nn.Module, convert: Convert) -> _Run | None:
 
 @contextlib.contextmanager
 def _watched() -> Iterator[list[bool]]:
-    """For every layer of a kind in the table that is run: whether its input had no batch dimension."""
+    """For every run of a layer in the table: whether its input had no batch dimension."""
     seen: list[bool] = []
 
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -137,11 +137,11 @@ def _watched() -> Iterator[list[bool]]:
         hook.remove()
 
 
-# ---- labels -----------------------------------------------------------------------------------------
+# ---- labels -------------------------------------------------------------------------------------
 
 
 def _labels(item: Any, convert: Convert) -> str:
-    """ "rows" if there is a label for each row of inputs with several dimensions, "one" if it is one number, or ""."""
+    """What labels there are: "rows" (one for each row), "one" (a single number), or none."""
     try:
         batch = convert(item)
     except Exception:
@@ -170,7 +170,7 @@ def _contradiction(item: Any) -> str:
     tensor = _first_tensor(item)
     shape = None if tensor is None else tuple(tensor.shape)
     return (
-        f"items of the calibration data hold a tensor of shape {shape} and a single number: with the number as "
-        "its label each is one sample, but the model takes it only as a batch; give torch.stack of the samples if "
-        "they are samples, or the tensors alone if they are batches"
+        f"items of the calibration data hold a tensor of shape {shape} and a single number: with the "
+        "number as its label each is one sample, but the model takes it only as a batch; give "
+        "torch.stack of the samples if they are samples, or the tensors alone if they are batches"
     )

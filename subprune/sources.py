@@ -1,4 +1,7 @@
-"""What a caller gives as data, as batches in the caller's own form: drawn by seed wherever it can be indexed."""
+"""What a caller gives as data, as batches in the caller's own form.
+
+Samples are drawn by seed wherever the data can be indexed.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ __all__ = ["CHUNK", "Source", "as_tensor", "collate", "draw", "plain_item", "rea
 
 CHUNK = 128  # samples are worked through in batches of this many, unless the caller made batches
 _ALLOWED = (
-    "give a tensor, a NumPy array, a tuple of these, a Dataset, a DataLoader, or an iterable of tensors, "
-    "(inputs, labels) tuples or dicts"
+    "give a tensor, a NumPy array, a tuple of these, a Dataset, a DataLoader, or an iterable of "
+    "tensors, (inputs, labels) tuples or dicts"
 )
 _RANDOM = (samplers.RandomSampler, samplers.SubsetRandomSampler, samplers.WeightedRandomSampler)
 Single = Callable[[Any], bool]  # whether an item is one sample, without a batch dimension
@@ -37,10 +40,10 @@ class Source:
 
 
 def read(data: Any, n: int | None, seed: int, single: Single) -> Source:
-    """`n` samples of the data as batches, drawn without replacement by seed; in their own order if there are no more.
+    """`n` samples of the data as batches, drawn without replacement by seed; all in order if no more.
 
-    `single` says of an item whether it is one sample or a batch; lists and data sets may hold either. A stream is
-    returned whole, in its own order.
+    `single` says of an item whether it is one sample or a batch; lists and data sets may hold
+    either. A stream is returned whole, in its own order.
     """
     data = data if isinstance(data, list) else plain_item(data)
     if isinstance(data, Tensor):
@@ -75,7 +78,7 @@ def draw(length: int, n: int | None, seed: int) -> list[int] | None:
     return list(drawn)[:n]
 
 
-# ---- kinds of data ----------------------------------------------------------------------------------
+# ---- kinds of data ------------------------------------------------------------------------------
 
 
 def _rows(data: Tensor, n: int | None, seed: int) -> tuple[Tensor, ...]:
@@ -88,7 +91,8 @@ def _rows(data: Tensor, n: int | None, seed: int) -> tuple[Tensor, ...]:
 
 def _picked(data: Mapping[str, Any], n: int | None, seed: int) -> Mapping[str, Any]:
     """The whole set as keyword arguments: the same samples of each."""
-    sizes = {x.shape[0] if x.ndim else 0 for x in tree_flatten(dict(data))[0] if isinstance(x, Tensor)}
+    tensors = [x for x in tree_flatten(dict(data))[0] if isinstance(x, Tensor)]
+    sizes = {x.shape[0] if x.ndim else 0 for x in tensors}
     rows = draw(sizes.pop(), n, seed) if len(sizes) == 1 else None
     if rows is None:
         return data
@@ -96,11 +100,12 @@ def _picked(data: Mapping[str, Any], n: int | None, seed: int) -> Mapping[str, A
 
 
 def _loader(loader: DataLoader[Any], n: int | None, seed: int, single: Single) -> Source:
-    """A loader that goes through its data set in order is drawn from; one that shuffles has drawn already."""
+    """A loader that goes in order is drawn from; one that shuffles has drawn already."""
     dataset, size = loader.dataset, loader.batch_size
     if isinstance(loader.sampler, _RANDOM) and size is not None:
         return Source(loader)
-    if size is None or not isinstance(loader.sampler, samplers.SequentialSampler) or not _indexable(dataset):
+    in_order = isinstance(loader.sampler, samplers.SequentialSampler) and _indexable(dataset)
+    if size is None or not in_order:
         return _stream(loader, single)
     rows = draw(len(dataset), n, seed)  # type: ignore[arg-type]
     if rows is None:
@@ -110,7 +115,7 @@ def _loader(loader: DataLoader[Any], n: int | None, seed: int, single: Single) -
 
 
 def _listed(items: list[Any], n: int | None, seed: int, single: Single) -> Iterable[Any]:
-    """A list of samples, or of batches; of batches that are alike the samples are drawn, of others whole batches."""
+    """A list of samples, or of batches; batches that are not alike are drawn whole."""
     if not items:
         return items
     if single(items[0]):
@@ -141,11 +146,13 @@ def _indexed(data: Any, n: int | None, seed: int, single: Single) -> Iterable[An
 
 
 def _whole(items: Any, n: int | None, seed: int) -> Iterator[Any]:
-    """Batches in random order, where there are more samples than asked for, as far as the first batch tells."""
+    """Batches, in random order if they hold more samples than asked for, judging by the first."""
     total = len(items) * (_size(plain_item(items[0])) or 1)
-    few = n is None or total <= n
-    order = range(len(items)) if few else torch.randperm(len(items), generator=torch.Generator().manual_seed(seed))
-    return (items[int(i)] for i in order)
+    if n is None or total <= n:
+        return (items[i] for i in range(len(items)))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(items), generator=generator).tolist()
+    return (items[i] for i in order)
 
 
 def _stream(data: Iterable[Any], single: Single) -> Source:
@@ -155,12 +162,13 @@ def _stream(data: Iterable[Any], single: Single) -> Source:
     first = list(itertools.islice(items, 1))
     whole: Iterator[Any] = itertools.chain(first, items)
     if first and single(plain_item(first[0])):
-        return Source(collate(plain_item(x) for x in whole), stream=True, length=length and -(-length // CHUNK))
+        batches = None if length is None else -(-length // CHUNK)
+        return Source(collate(plain_item(x) for x in whole), stream=True, length=batches)
     return Source(whole, stream=True, length=length)
 
 
 def _length(data: Any) -> int | None:
-    """How many items there are, if it can be known; a loader of a stream has the function but no answer."""
+    """How many items there are; None where a loader of a stream has no answer."""
     try:
         return len(data)
     except TypeError:
@@ -173,7 +181,7 @@ def _indexable(data: Any) -> bool:
     return (isinstance(data, Dataset) or hasattr(data, "__getitem__")) and hasattr(data, "__len__")
 
 
-# ---- samples and batches ----------------------------------------------------------------------------
+# ---- samples and batches ------------------------------------------------------------------------
 
 
 def collate(samples: Iterable[Any]) -> Iterator[Any]:
@@ -189,8 +197,8 @@ def _collated(samples: Sequence[Any]) -> Any:
     except (TypeError, RuntimeError, KeyError) as error:
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put into one batch: {text}; let "
-            "the data set return tensors, or give a DataLoader with a collate_fn of your own"
+            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put into one "
+            f"batch: {text}; let the data set return tensors, or give a DataLoader with a collate_fn"
         ) from error
 
 
@@ -212,11 +220,14 @@ def _alike(items: Sequence[Any]) -> bool:
         leaves, spec = tree_flatten(item)
         if any(isinstance(x, Tensor) and (not x.ndim or x.shape[0] != _size(item)) for x in leaves):
             return None
-        each = ((tuple(x.shape[1:]), x.dtype, x.device) if isinstance(x, Tensor) else repr(x) for x in leaves)
-        return (str(spec), *each)
+        return (str(spec), *(_row_kind(x) for x in leaves))
 
     kinds = {kind(x) for x in items}
     return len(kinds) == 1 and None not in kinds
+
+
+def _row_kind(x: Any) -> Any:
+    return (tuple(x.shape[1:]), x.dtype, x.device) if isinstance(x, Tensor) else repr(x)
 
 
 def _joined(items: Sequence[Any], places: Sequence[tuple[int, int]]) -> Any:
@@ -233,7 +244,7 @@ def _joined(items: Sequence[Any], places: Sequence[tuple[int, int]]) -> Any:
     return tree_unflatten(leaves, spec)
 
 
-# ---- arrays -----------------------------------------------------------------------------------------
+# ---- arrays -------------------------------------------------------------------------------------
 
 
 def plain_item(data: Any) -> Any:
@@ -241,7 +252,8 @@ def plain_item(data: Any) -> Any:
     if isinstance(data, Tensor):
         return data
     if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
-        raise DataError(f"calibration data of type {type(data).__name__} cannot be read; give data.to_numpy()")
+        kind = type(data).__name__
+        raise DataError(f"calibration data of type {kind} cannot be read; give data.to_numpy()")
     if isinstance(data, Mapping) and not isinstance(data, dict):
         data = dict(data)
     if isinstance(data, np.ndarray | list | tuple | dict):
@@ -258,5 +270,5 @@ def as_tensor(array: np.ndarray) -> Tensor:
         native = native.astype(np.int64)
     if native.dtype == np.longdouble:
         native = native.astype(np.float64)
-    contiguous = np.ascontiguousarray(native).reshape(array.shape)  # a number alone would get a dimension
+    contiguous = np.ascontiguousarray(native).reshape(array.shape)  # a lone number gets a dimension
     return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())

@@ -15,12 +15,14 @@ _PYTHON = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "pla
 
 
 def place(error: BaseException) -> str:
-    """``net.py, line 12, in build``: the innermost line of the user's code, or of any if none is theirs."""
+    """``net.py, line 12, in build``: the innermost line of the user's code, if any is theirs."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((f for f in reversed(frames) if _is_theirs(f.filename)), frames[-1] if frames else None)
-    return f"{_short(frame.filename)}, line {frame.lineno}, in {frame.name}" if frame else "an unknown place"
+    if not frames:
+        return "an unknown place"
+    frame = next((f for f in reversed(frames) if _is_theirs(f.filename)), frames[-1])
+    return f"{_short(frame.filename)}, line {frame.lineno}, in {frame.name}"
 
 
 def cause(error: BaseException) -> str:
@@ -32,7 +34,7 @@ def cause(error: BaseException) -> str:
 
 
 def in_own_code(error: BaseException) -> bool:
-    """Whether the user's code raised it, or a library that their code called: none of ours comes after it."""
+    """Whether the user's code raised it, or a library that this code called."""
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
     for file in reversed(files):
         if _is_theirs(file):
@@ -43,7 +45,8 @@ def in_own_code(error: BaseException) -> bool:
 
 
 def _is_theirs(file: str) -> bool:
-    return not file.startswith("<") and not any(Path(file).is_relative_to(p) for p in (_OURS, *_PYTHON))
+    known = any(Path(file).is_relative_to(folder) for folder in (_OURS, *_PYTHON))
+    return not known and not file.startswith("<")
 
 
 def _short(file: str) -> str:
