@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -15,8 +17,9 @@ from subprune import budget
 from subprune.batchnorm import recalibrate
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
-from subprune.data import Batch, batches
-from subprune.errors import BudgetError, DataError, OptionError
+from subprune.check import Check, blame, check_groups
+from subprune.data import batches
+from subprune.errors import BudgetError, DataError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
@@ -26,7 +29,7 @@ from subprune.ranking import in_order
 from subprune.result import Result, make_result
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
-from subprune.surgery import prove_how, set_tensors
+from subprune.surgery import attempt, broken, set_tensors
 from subprune.walk import Walk, walk
 
 if TYPE_CHECKING:
@@ -110,13 +113,13 @@ def prune(
     check_call(forward, cache, dry_run)
     calibration = Calibration.of(model, batches(data, model, n_samples, forward=forward))
     pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
-    groups = _groups(calibration, options)
-    with progress_bar(2 * len(groups), progress) as tick:
-        demand = _demand(calibration, groups, options, pool, verify, cache, tick)
+    checked = _groups(calibration, options)
+    with progress_bar(2 * len(checked.able), progress) as tick:
+        demand = _demand(calibration, checked, options, pool, verify, cache, tick)
         if dry_run:
             return forecast(demand, options.rule, latency)
-        done, left = _walk(demand, options, tick)
-    small, eager = _realise(calibration, done)
+        done, left, small, eager = _walk_and_cut(demand, options, tick)
+    done.notes[:0] = checked.notes
     done.notes += _finish(small, calibration, done, batchnorm)
     seconds = time.perf_counter() - started
     return make_result(calibration, small, left, done, options, seconds=seconds, eager=eager, verify=verify)
@@ -129,7 +132,7 @@ def _more(calibration: Calibration, data: Any, forward: Callable[[Any], Any] | N
 
 def _demand(
     calibration: Calibration,
-    groups: list[Group],
+    checked: Check,
     options: Options,
     pool: Calibration | None,
     verify: Calibration | None,
@@ -139,9 +142,9 @@ def _demand(
     """What the budget rules may look at."""
     return Demand(
         calibration,
-        groups,
+        checked.able,
         find_method(options.method),
-        Rounding(options.multiple),
+        Rounding(options.multiple, checked.multiples),
         options.reweight,
         choices={"seed": options.seed, "epsilon": options.epsilon, "patches": options.patches, "train_data": pool},
         verification=verify,
@@ -151,10 +154,50 @@ def _demand(
     )
 
 
-def _walk(demand: Demand, options: Options, tick: Callable[[str], None]) -> tuple[Walk, list[Group]]:
-    """Share out the target, then rank, choose and reweight group after group."""
+def _walk_and_cut(
+    demand: Demand, options: Options, tick: Callable[[str], None]
+) -> tuple[Walk, list[Group], nn.Module, bool]:
+    """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left whole, and the walk
+    is made again without them: those after them were fitted to what they gave."""
+    counts = _counts(demand, options)
+    notes: list[str] = []
+    while True:
+        done, left = _walk(demand, counts, options, tick)
+        small, eager, said = _realise(demand.calibration, done)
+        if not isinstance(said, dict):
+            done.notes += [*notes, *said]
+            return done, left, small, eager
+        counts, demand = _without(demand, counts, said, options)
+        notes += [f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()]
+
+
+def _counts(demand: Demand, options: Options) -> dict[str, int]:
+    """The target, shared out over the groups."""
     rule = options.rule
-    counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
+    return demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
+
+
+def _without(
+    demand: Demand, counts: dict[str, int], failed: Mapping[str, str], options: Options
+) -> tuple[dict[str, int], Demand]:
+    """The target shared out over the other groups; if they cannot meet it, the widths they had."""
+    structure = demand.calibration.structure
+    demand.calibration.structure = replace(structure, refused={**structure.refused, **failed})
+    left = {name: k for name, k in counts.items() if name not in failed}
+    if not left:
+        raise StructureError(broken(structure, failed, next(iter(failed.values()))))
+    smaller = copy.copy(demand)  # with the curves that were computed already
+    smaller.groups = [g for g in demand.groups if g.name not in failed]
+    if options.budgets is None:
+        with contextlib.suppress(BudgetError):
+            return _counts(smaller, options), smaller
+    return left, smaller
+
+
+def _walk(
+    demand: Demand, counts: Mapping[str, int], options: Options, tick: Callable[[str], None]
+) -> tuple[Walk, list[Group]]:
+    """Rank, choose and reweight group after group."""
     left = [g for g in demand.groups if g.name in counts]
     done = walk(
         demand.calibration, left, demand.method, counts, reweight=options.reweight,
@@ -199,14 +242,23 @@ def check_call(forward: object, cache: object, dry_run: object) -> None:
         raise OptionError(f"dry_run must be True or False, got {dry_run!r}")
 
 
-def _groups(calibration: Calibration, options: Options) -> list[Group]:
-    """The groups to prune, in forward order; budgets may name residual streams too."""
-    only, ignore = options.only, options.ignore
-    chosen = choose_groups(calibration.structure, calibration.model, only, ignore, options.budgets)
-    if not chosen:
+def _groups(calibration: Calibration, options: Options) -> Check:
+    """The groups to prune, in forward order, each of them tried out; budgets may name residual streams too."""
+    only, ignore, budgets = options.only, options.ignore, options.budgets
+    structure = calibration.structure
+    chosen = choose_groups(structure, calibration.model, only, ignore, budgets)
+    tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
+    checked = check_groups(calibration.model, structure, tried, calibration.batches[0], options.multiple)
+    for option, named in (("only", only), ("budgets", budgets)):
+        for name, why in checked.refused.items():
+            if named is not None and name in list(named):
+                raise BudgetError(f"{option}= names {name!r}, which cannot be cut: {why}")
+    calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
+    able = in_order([g for g in chosen if g.name not in checked.refused])
+    if not able:
         left = "" if only is None and ignore is None else " of what only= and ignore= leave"
         raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")
-    return in_order(chosen)
+    return replace(checked, able=tuple(able))
 
 
 def _reasons(calibration: Calibration) -> str:
@@ -216,11 +268,21 @@ def _reasons(calibration: Calibration) -> str:
     return "; ".join(shown[:5]) or "it has no layers with parameters that feed another"
 
 
-def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
-    """Write the new weights into a copy, cut it, and check it against the masked twin."""
+def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool, list[str] | dict[str, str]]:
+    """Write the new weights into a copy, cut it, and compare it with the masked twin: the smaller model, whether
+    modules' own widths changed, and remarks; or the groups to blame, each with what goes wrong."""
     full = copy.deepcopy(calibration.model)
-    kept = {name: d.kept for name, d in done.decisions.items()}
-    weights = {c.use.weight for g in calibration.structure.groups if g.name in kept for c in g.reweightable}
+    structure = calibration.structure
+    kept = {name: list(d.kept) for name, d in done.decisions.items()}
+    weights = {c.use.weight for g in structure.groups if g.name in kept for c in g.reweightable}
     set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})
-    first: Batch = calibration.batches[0]
-    return prove_how(full, calibration.structure, kept, first.inputs)
+    inputs = calibration.batches[0].inputs
+    cut = attempt(full, structure, kept, inputs)
+    remark = cut.comparison.remark
+    if not cut.comparison.problem:
+        return cut.model, cut.eager, [remark] if remark else []
+
+    def problem(some: Mapping[str, Sequence[int]]) -> str:
+        return attempt(full, structure, some, inputs, share=True).comparison.problem
+
+    return cut.model, cut.eager, blame(kept, problem)

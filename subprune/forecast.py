@@ -114,7 +114,7 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
     except BudgetError as error:
         if demand.budgets is not None or demand.keep is not None:
             raise
-        problem, counts = str(error), {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
+        problem, counts = str(error), {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
     structure, cost = demand.calibration.structure, demand.cost
     taken = [g for g in demand.groups if g.name in counts]
     skipped = {g.name: g.obstacle or "not asked for" for g in structure.groups if g.name not in counts}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from subprune.errors import BudgetError
 from subprune.structure import Group
@@ -59,9 +59,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The only rounding: numbers of units are multiples of `to`, at least one, at most all."""
+    """The only rounding: numbers of units are multiples of `to`, at least one, at most all.
+
+    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding of one group.
+    """
 
     to: int = 1
+    own: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, group: Group) -> Rounding:
+        """What holds for this group."""
+        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)))
 
     def down(self, k: float, n: int) -> int:
         """The largest allowed number not above k."""
@@ -107,7 +115,7 @@ def fill(
     open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
     while open_:
         group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
-        more = {**result, group.name: rounding.next(result[group.name], group.n_units)}
+        more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
         if target.fits(cost, more):
             result = more
         if result is not more or more[group.name] >= group.n_units:

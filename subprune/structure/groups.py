@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from subprune.errors import closest
 from subprune.record import Program
 from subprune.structure.flow import Use
 
@@ -63,6 +64,7 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
+    program: Program | None = field(default=None, repr=False)  # the record that the group was found in
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
@@ -146,7 +148,7 @@ class Structure:
         for group in self.groups:
             if group.name == name:
                 return group
-        raise KeyError(name)
+        raise KeyError(f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}")
 
     @property
     def names(self) -> list[str]:
