@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from subprune.compare import TOLERANCE
+from subprune.compare import TOLERANCE, first_line
 from subprune.data import Batch, first_samples
+from subprune.masking import keep_mask
 from subprune.program import Inputs, Program
 from subprune.record import record
 from subprune.structure import Group, Structure
-from subprune.surgery import attempt
+from subprune.surgery import attempt, cut_in_place, duplicate
 
-__all__ = ["Check", "blame", "check_groups", "some_units"]
+__all__ = ["Check", "blame", "check_code", "check_groups", "some_units"]
 
 MULTIPLES = (2, 4, 8, 16, 32)
 _SHARE = 0.75  # of the units are kept
@@ -68,6 +69,31 @@ def check_groups(
         return tried.comparison.problem
 
     return _search(groups, problem, multiple)
+
+
+def check_code(model: nn.Module, structure: Structure, inputs: Inputs) -> Check:
+    """The same for every group that has units to spare, on fake tensors: nothing is computed, so just code that
+    does not run with fewer units is noticed, not wrong numbers."""
+    shapes = [structure.program.values[v].shape for v in structure.program.outputs]
+
+    def problem(kept: Mapping[str, Sequence[int]]) -> str:
+        keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+        first = ""
+        for eager in (False, True):
+            small = duplicate(model, share=True)
+            try:
+                cut_in_place(small, keeps, structure.program, eager=eager)
+                program = record(small, inputs)
+            except Exception as error:
+                first = first or f"{type(error).__name__}: {first_line(error)}"
+                continue
+            found = [program.values[v].shape for v in program.outputs]
+            if found == shapes:
+                return ""
+            first = first or f"the outputs have shapes {found}, and {shapes} with all units"
+        return first
+
+    return _search([g for g in structure.groups if not g.barrier], problem, 1)
 
 
 def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: int) -> Check:

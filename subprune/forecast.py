@@ -42,8 +42,8 @@ class Forecast:
     method: str
     rule: str
     groups: tuple[ForecastGroup, ...]
-    parameters: tuple[int, int]  # exact, before and after
-    flops: tuple[int, int]  # exact, of one call on the first batch
+    parameters: tuple[int, int]  # before and after; exact, or at most, where units of a group differ in size
+    flops: tuple[int, int]  # of one call on the first batch; likewise
     problem: str = ""  # why the target cannot be met; `groups` then shows the smallest possible model
     needed: str = ""  # what had to be computed to share out the target; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
@@ -117,14 +117,13 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
         problem, counts = str(error), {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
     structure, cost = demand.calibration.structure, demand.cost
     taken = [g for g in demand.groups if g.name in counts]
-    skipped = {g.name: g.obstacle or "not asked for" for g in structure.groups if g.name not in counts}
     return Forecast(
         demand.method.name,
         "given" if demand.budgets is not None else "equal fraction" if demand.keep is not None else rule,
         tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
-        (cost.params({}), cost.params(counts)),
-        (cost.flops({}), cost.flops(counts)),
+        (cost.params({}), cost.at_most("params", counts)),
+        (cost.flops({}), cost.at_most("flops", counts)),
         problem,
         needed,
-        {**skipped, **structure.refused},
+        structure.left_whole(counts),
     )

@@ -63,7 +63,7 @@ def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
 def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
     smallest = {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
     _check(target, *timed(smallest, _REPEATS))
-    low, high = demand.cost.flops(smallest) / max(1, demand.cost.flops({})), 1.0
+    low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
         share = (low + high) / 2

@@ -40,8 +40,8 @@ class Target:
     asked: str  # how the caller put it, for messages
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
-        """What the limit is about, for these numbers of units."""
-        return cost.params(counts) if self.quantity == "params" else cost.flops(counts)
+        """What the limit is about, for these numbers of units; where units differ in size, at most."""
+        return cost.at_most(self.quantity, counts)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
         return self.size(cost, counts) <= self.limit

@@ -42,8 +42,8 @@ class CostModel:
 
     Exact: equal to ``sum(p.numel() for p in cut.parameters())``, tied ones once, and to what
     `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops` take
-    numbers of units, for groups whose units are all alike (`uniform`); `params_of` and `flops_of` take the
-    units themselves and work for all. Groups that are not named keep everything.
+    numbers of units, for groups whose units are all alike (`uniform`); `at_most` for all, as an upper bound;
+    `params_of` and `flops_of` take the units themselves. Groups that are not named keep everything.
     """
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
@@ -75,6 +75,17 @@ class CostModel:
     def flops(self, counts: Counts) -> int:
         """FLOPs (two per multiply-add) left if each named group keeps so many units."""
         return int(self._products["flops"].total(self._lengths(counts)))
+
+    def at_most(self, quantity: str, counts: Counts) -> int:
+        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever they are.
+
+        Exact for uniform groups; where units differ in size, as if the largest were kept.
+        """
+        lengths = self._lengths(counts, strict=False)
+        for name in counts.keys() & self._uneven.keys():
+            for i, sizes in self._uneven[name]:
+                lengths[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
+        return int(self._products[quantity].total(lengths))
 
     def many(self, counts: Ints) -> tuple[Ints, Ints]:
         """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of `names`."""
@@ -162,12 +173,13 @@ class CostModel:
     def _refuse(self, name: str) -> None:
         raise BudgetError(
             f"the units of group {name!r} differ in size, so their number does not say what they cost; "
-            "use params_of and flops_of with the kept units"
+            f"give the units themselves: {{{name!r}: [0, 2, …]}}"
         )
 
     def _check(self, name: str) -> str:
         if name not in self.groups:
-            raise BudgetError(f"there is no group {name!r}; {closest(name, self.names)}see structure.names")
+            hint = closest(name, self.names)
+            raise BudgetError(f"there is no group {name!r}; {hint}the groups are {', '.join(self.names)}")
         return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -153,6 +154,14 @@ class Structure:
     @property
     def names(self) -> list[str]:
         return [g.name for g in self.groups]
+
+    def left_whole(self, pruned: Collection[str]) -> dict[str, str]:
+        """Every group that is not among those pruned, and every layer that stays, or stays in part; each with why."""
+        left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
+        for name, why in self.refused.items():
+            known = left.get(name, "not asked for")
+            left[name] = why if known == "not asked for" else f"{known}; {why}"
+        return left
 
     def inner(self) -> tuple[Group, ...]:
         """The groups that are pruned by default."""

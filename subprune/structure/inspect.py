@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from subprune.check import Check, check_code
 from subprune.errors import closest
+from subprune.record import as_inputs
 from subprune.structure.cost import CostModel, Ints
 from subprune.structure.find import find_groups
 from subprune.structure.groups import Group, Structure
@@ -32,7 +34,7 @@ class GroupRow:
     producers: tuple[str, ...]
     followers: tuple[str, ...]
     consumers: tuple[str, ...]
-    obstacles: tuple[str, ...]  # why it is not pruned by default, and which consumers cannot be refitted
+    obstacles: tuple[str, ...]  # why it is not pruned by default, what its widths must be, who cannot be refitted
 
     def cells(self) -> tuple[str, ...]:
         """The row as texts, in the order of the table's header."""
@@ -102,7 +104,8 @@ class Inspection:
 def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     """Every group of the model with its units, what they cost and who reads them, and why the rest stays.
 
-    `example_inputs` as for `find_groups`. The model is run once on fake tensors and not changed.
+    `example_inputs` as for `find_groups`. The model is run on fake tensors, whole and as a copy with fewer units
+    in every group, so that groups which its own code cannot do without are known; it is not changed.
     """
     structure = find_groups(model, example_inputs)
     cost = CostModel(model, structure)
@@ -114,19 +117,27 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
         for name, _ in model.named_parameters()
         if name not in seen and not any(name.startswith(o + ".") for o in hidden)
     )
-    rows = tuple(_row(group, cost) for group in structure.groups)
+    checked = check_code(model, structure, as_inputs(example_inputs))
+    rows = tuple(_row(group, cost, checked) for group in structure.groups)
     return Inspection(
         type(model).__name__, cost.params({}), cost.flops({}), rows, dict(structure.refused), unused, structure
     )
 
 
-def _row(group: Group, cost: CostModel) -> GroupRow:
+def _row(group: Group, cost: CostModel, checked: Check) -> GroupRow:
     params, flops = cost.per_unit(group.name)
     obstacles = [group.obstacle] if group.obstacle else []
+    if group.name in checked.refused:
+        obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
+    if group.name in checked.multiples:
+        obstacles.append(f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others")
+    if not cost.uniform(group.name):
+        obstacles.append("its units differ in size: a target counts each kept unit as the largest")
     if group.reweightable:  # otherwise the first obstacle says it all
         obstacles += [f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle]
     return GroupRow(
-        group.name, group.kind, group.n_units, _ends(params), _ends(flops), group.inner, group.producers,
+        group.name, group.kind, group.n_units, _ends(params), _ends(flops),
+        group.inner and group.name not in checked.refused, group.producers,
         group.followers, tuple(dict.fromkeys(c.name for c in group.consumers)), tuple(dict.fromkeys(obstacles)),
     )  # fmt: skip
 
