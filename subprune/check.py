@@ -153,9 +153,7 @@ def some_units(group: Group, multiple: int = 1) -> list[int]:
         return list(range(n))
     order = list(range(n))
     random.Random(f"{group.name} {n}").shuffle(order)
-    firsts = [min(part, key=order.index) for part in group.parts]  # each of these must keep one
-    chosen = list(dict.fromkeys([*firsts, *order]))[: max(count, len(set(firsts)))]
-    return sorted(chosen)
+    return list(group.choice(order, max(count, group.least)))
 
 
 def _small(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Inputs, Program]:

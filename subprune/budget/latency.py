@@ -116,7 +116,7 @@ def _timer(demand: Demand) -> Timer:
     dense = demand.calibration.model
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
-        keeps = [(structure[n], keep_mask(structure[n], range(k))) for n, k in counts.items()]
+        keeps = [((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k))) for n, k in counts.items()]
         for eager in (False, True):
             small: nn.Module = duplicate(dense)
             cut_in_place(small, keeps, structure.program, eager=eager)

@@ -23,9 +23,10 @@ def explicit(groups: Sequence[Group], budgets: Mapping[str, int], rounding: Roun
             raise BudgetError(
                 f"budgets= names {name!r}, which is not prunable: {closest(name, known)}allowed are {', '.join(known)}"
             )
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= known[name].n_units:
+        least, most = known[name].least, known[name].n_units
+        if isinstance(k, bool) or not isinstance(k, int) or not least <= k <= most:
             raise BudgetError(
-                f"budgets[{name!r}] must be an integer from 1 to {known[name].n_units}, the number of units, got {k!r}"
+                f"budgets[{name!r}] must be an integer from {least} to {most}, the number of units, got {k!r}"
             )
         multiple = 1 if rounding is None else rounding.of(known[name]).to
         if k % multiple and k != known[name].n_units:

@@ -66,10 +66,11 @@ class Rounding:
 
     to: int = 1
     own: Mapping[str, int] = field(default_factory=dict)
+    floor: int = 1  # a group some of whose layers hold just a part of its units needs one of each
 
     def of(self, group: Group) -> Rounding:
         """What holds for this group."""
-        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)))
+        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)), floor=group.least)
 
     def down(self, k: float, n: int) -> int:
         """The largest allowed number not above k."""
@@ -86,7 +87,8 @@ class Rounding:
         return min(n, (k // self.to + 1) * self.to)
 
     def least(self, n: int) -> int:
-        return min(n, self.to)
+        """The smallest allowed number."""
+        return min(n, -(-self.floor // self.to) * self.to)
 
 
 def largest(levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target) -> Counts:

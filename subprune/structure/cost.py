@@ -32,9 +32,17 @@ class _Products:
         self.index = np.array([[0] * (width - len(k)) + list(k) for k in merged], dtype=np.int64).reshape(-1, width)
         self.factors = np.array(list(merged.values()), dtype=np.int64)
 
-    def total(self, lengths: Ints) -> Ints:
-        """Lengths [..., n] → totals [...]."""
-        return (lengths[..., self.index].prod(axis=-1) * self.factors).sum(axis=-1)
+    def total(self, lengths: Ints, some: Any = slice(None)) -> Ints:
+        """Lengths [..., n] → totals [...]; of `some` of the products only, if given."""
+        return (lengths[..., self.index[some]].prod(axis=-1) * self.factors[some]).sum(axis=-1)
+
+    def slopes(self, lengths: Ints, spans: NDArray[np.bool_], some: NDArray[np.bool_]) -> Ints:
+        """How much the total grows with each length [n] that is the only one of `spans` in its product."""
+        index = self.index[some]
+        rest = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
+        grown = np.zeros(lengths.size, dtype=np.int64)
+        np.add.at(grown, index[spans[index]], rest)
+        return grown
 
 
 class CostModel:
@@ -79,13 +87,24 @@ class CostModel:
     def at_most(self, quantity: str, counts: Counts) -> int:
         """ "params" or "flops" left, at most, if each named group keeps so many units, whichever they are.
 
-        Exact for uniform groups; where units differ in size, as if the largest were kept.
+        Exact for uniform groups; where units differ in size, as if the dearest were kept.
         """
-        lengths = self._lengths(counts, strict=False)
-        for name in counts.keys() & self._uneven.keys():
+        products, uneven = self._products[quantity], counts.keys() & self._uneven.keys()
+        base = self._lengths(counts, strict=False)  # without the units of uneven groups
+        if not uneven:
+            return int(products.total(base))
+        longest, spans = base.copy(), np.zeros(base.size, dtype=bool)
+        for name in uneven:
             for i, sizes in self._uneven[name]:
-                lengths[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
-        return int(self._products[quantity].total(lengths))
+                spans[i] = True
+                longest[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
+        single = spans[products.index].sum(axis=1) == 1  # products that are linear in the kept units
+        total = products.total(longest, ~single) + products.total(base, single)
+        weights = products.slopes(longest, spans, single)
+        for name in uneven:
+            each = sum(weights[i] * sizes for i, sizes in self._uneven[name])
+            total += np.sort(each)[::-1][: counts[name]].sum()
+        return int(total)
 
     def many(self, counts: Ints) -> tuple[Ints, Ints]:
         """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of `names`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +73,32 @@ class Group:
         """Consumers whose weights least squares can rewrite."""
         return tuple(c for c in self.consumers if c.reweightable)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
         """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
         whole = {frozenset(np.unique(s.units).tolist()) for s in self.slots if s.units.size and s.units.min() >= 0}
         return tuple(sorted((p for p in whole if len(p) < self.n_units), key=sorted))
+
+    @property
+    def least(self) -> int:
+        """The smallest number of units that holds one of every part."""
+        return max(1, len(self._ones(range(self.n_units))))
+
+    def choice(self, order: Sequence[int], k: int) -> tuple[int, ...]:
+        """The first k units of an order, sorted; one of every part is among them, the best there is."""
+        ones = self._ones(order) if k < self.n_units else []
+        if len(ones) > k:
+            ones = self._ones(range(self.n_units))
+        return tuple(sorted(list(dict.fromkeys([*ones, *order]))[:k]))
+
+    def _ones(self, order: Sequence[int]) -> list[int]:
+        """The first unit of every part; parts that hold one of another part's are done."""
+        place = {unit: i for i, unit in enumerate(order)}
+        ones: list[int] = []
+        for part in sorted(self.parts, key=len):
+            if not part & set(ones):
+                ones.append(min(part, key=lambda u: (place.get(u, self.n_units), u)))
+        return ones
 
     @property
     def inner(self) -> bool:

@@ -131,8 +131,8 @@ def _row(group: Group, cost: CostModel, checked: Check) -> GroupRow:
         obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
     if group.name in checked.multiples:
         obstacles.append(f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others")
-    if not cost.uniform(group.name):
-        obstacles.append("its units differ in size: a target counts each kept unit as the largest")
+    if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
+        obstacles.append("its units differ in size: targets are met whichever stay; budgets= says how many")
     if group.reweightable:  # otherwise the first obstacle says it all
         obstacles += [f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle]
     return GroupRow(
