@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from subprune import budget
 from subprune.batchnorm import recalibrate
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
-from subprune.check import Check, blame, check_groups
+from subprune.check import Check, blame, check_groups, few_inputs
 from subprune.data import batches
 from subprune.errors import BudgetError, DataError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
@@ -276,13 +277,14 @@ def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool, lis
     kept = {name: list(d.kept) for name, d in done.decisions.items()}
     weights = {c.use.weight for g in structure.groups if g.name in kept for c in g.reweightable}
     set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})
-    inputs = calibration.batches[0].inputs
-    cut = attempt(full, structure, kept, inputs)
+    first = calibration.batches[0]
+    few = functools.cache(lambda: few_inputs(full, structure, first))  # recorded only where it is needed
+    cut = attempt(full, structure, kept, first.inputs, few=few)
     remark = cut.comparison.remark
     if not cut.comparison.problem:
         return cut.model, cut.eager, [remark] if remark else []
 
     def problem(some: Mapping[str, Sequence[int]]) -> str:
-        return attempt(full, structure, some, inputs, share=True).comparison.problem
+        return attempt(full, structure, some, few().inputs, program=few().program, share=True).comparison.problem
 
     return cut.model, cut.eager, blame(kept, problem)

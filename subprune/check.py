@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from subprune.compare import TOLERANCE, first_line
+from subprune.compare import TOLERANCE, Few, first_line
 from subprune.data import Batch, first_samples
 from subprune.masking import keep_mask
 from subprune.program import Inputs, Program
@@ -22,11 +22,12 @@ from subprune.record import record
 from subprune.structure import Group, Structure
 from subprune.surgery import attempt, cut_in_place, duplicate
 
-__all__ = ["Check", "blame", "check_code", "check_groups", "some_units"]
+__all__ = ["Check", "blame", "check_code", "check_groups", "few_inputs", "some_units"]
 
 MULTIPLES = (2, 4, 8, 16, 32)
 _SHARE = 0.75  # of the units are kept
 _CHEAP = 10**10  # FLOPs of a run that is worth float64, and two inputs
+_SMALL = 5 * 10**7  # parameters of a model that is worth a copy in float64
 _DEAR = 10**11  # from here on, one input
 
 Kept = dict[str, list[int]]
@@ -61,11 +62,12 @@ def check_groups(
     Numbers of kept units are odd multiples of `multiple`, so that code which takes even ones only shows itself.
     The groups that can be cut, can be cut together.
     """
-    inputs, program = _small(model, structure, batch)
-    cheap = sum(op.flops for op in program.ops) <= _CHEAP
+    few = few_inputs(model, structure, batch)
+    size = sum(p.numel() for p in model.parameters())
+    cheap = sum(op.flops for op in few.program.ops) <= _CHEAP and size <= _SMALL
 
     def problem(kept: Mapping[str, Sequence[int]]) -> str:
-        tried = attempt(model, structure, kept, inputs, TOLERANCE, program=program, wide=cheap, share=True)
+        tried = attempt(model, structure, kept, few.inputs, TOLERANCE, program=few.program, wide=cheap, share=True)
         return tried.comparison.problem
 
     return _search(groups, problem, multiple)
@@ -156,7 +158,7 @@ def some_units(group: Group, multiple: int = 1) -> list[int]:
     return list(group.choice(order, max(count, group.least)))
 
 
-def _small(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Inputs, Program]:
+def few_inputs(model: nn.Module, structure: Structure, batch: Batch) -> Few:
     """One or two inputs with their program; all of the batch where the model takes another path for fewer."""
     work = sum(op.flops for op in structure.program.ops) / max(1, batch.size)
     for count in (1, 2) if work > _DEAR else (2,):
@@ -168,8 +170,8 @@ def _small(model: nn.Module, structure: Structure, batch: Batch) -> tuple[Inputs
         except Exception:  # a batch that cannot be taken apart
             continue
         if _fits(program, structure):
-            return inputs, program
-    return batch.inputs, structure.program
+            return Few(inputs, program)
+    return Few(batch.inputs, structure.program)
 
 
 def _fits(program: Program, structure: Structure) -> bool:

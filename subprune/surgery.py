@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune.attributes import sync_attributes, sync_modules
-from subprune.compare import TOLERANCE, Comparison, compare, first_line
+from subprune.compare import TOLERANCE, Comparison, Few, compare, first_line
 from subprune.errors import BudgetError, StructureError
 from subprune.masking import Keep, keep_mask, mask
 from subprune.program import Inputs, Program
@@ -130,11 +130,13 @@ def attempt(
     program: Program | None = None,
     wide: bool = False,
     share: bool = False,
+    few: Callable[[], Few] | None = None,
 ) -> Cut:
     """Cut a copy of the model and compare it with the masked twin on `inputs`; the model given is not touched.
 
     `program` is the record for inputs of another shape than the structure's own; `wide` compares in float64 in
-    any case; with `share`, what is not cut stays the given model's (for a copy that is thrown away again).
+    any case; with `share`, what is not cut stays the given model's (for a copy that is thrown away again);
+    `few` gives inputs for closer looks, see `compare`.
     """
     twin = mask(model, structure, kept, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
@@ -146,7 +148,7 @@ def attempt(
         except Exception as error:  # numbers that a module keeps about itself and cannot change
             comparison = Comparison(f"while cutting: {type(error).__name__}: {first_line(error)}")
         else:
-            comparison = compare(twin, small, inputs, tolerance, wide=wide)
+            comparison = compare(twin, small, inputs, tolerance, wide=wide, few=few)
         if not comparison.problem:
             return Cut(small, eager, comparison)
         first = first or Cut(small, eager, comparison)

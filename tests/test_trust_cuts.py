@@ -133,7 +133,8 @@ def test_the_check_looks_at_few_inputs_and_computes_once() -> None:
     found = check_groups(model, structure, structure.inner(), calibration.batches[0])
     hook.remove()
     assert len(found.able) == len(structure.inner())
-    assert seen and max(seen) <= 2
+    assert seen
+    assert max(seen) <= 2
     assert len(seen) <= 3  # recorded for that shape, and the copy in its own precision and in float64
 
 

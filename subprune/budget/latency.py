@@ -18,6 +18,7 @@ from torch import nn
 
 from subprune.budget.allocate import Demand, allocate
 from subprune.budget.target import Counts, amount
+from subprune.compare import first_line
 from subprune.errors import BudgetError
 from subprune.masking import keep_mask
 from subprune.measure import side_by_side
@@ -122,9 +123,12 @@ def _timer(demand: Demand) -> Timer:
             cut_in_place(small, keeps, structure.program, eager=eager)
             try:
                 a, b = side_by_side([dense, small], inputs, repeats=repeats, seconds=_SECONDS)
-            except Exception:
+            except Exception as error:
                 if eager:
-                    raise
+                    raise BudgetError(
+                        "latency= is met by timing narrower models, and the model's code does not run cut to "
+                        f"{counts}: {type(error).__name__}: {first_line(error)}; ask for flops= or budgets= instead"
+                    ) from error
             else:
                 return a.median, b.median
         raise AssertionError("not reached")
