@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -14,8 +18,9 @@ from subprune.batchnorm import recalibrate
 from subprune.borrow import given_back
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
+from subprune.check import Check, blame, check_groups, few_inputs
 from subprune.data import Batch, batches, folded, take
-from subprune.errors import BudgetError, OptionError
+from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
@@ -26,7 +31,7 @@ from subprune.result import Result, make_result
 from subprune.stopwatch import Stopwatch
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
-from subprune.surgery import duplicate, prove_how, set_tensors
+from subprune.surgery import attempt, broken, duplicate, set_tensors
 from subprune.walk import Walk, walk
 
 if TYPE_CHECKING:
@@ -122,23 +127,21 @@ def prune(
         watch.lap("reading data")
         tick("recording the model")
         calibration = Calibration.of(model, taken, parts)
-        groups = _groups(calibration, options)
+        checked = _groups(calibration, options)
         watch.lap("structure")
         if more:
             tick("reading the other data")
         pool, verify = (_more(calibration, extra, forward) for extra in (train_data, verify_data))
         watch.lap("reading data")
-        demand = _demand(calibration, groups, options, pool, verify, cache, tick)
+        demand = _demand(calibration, checked, options, pool, verify, cache, tick)
         if dry_run:
             tick.plan(budgets=demand.steps(options.rule, latency), pruning=0, check=0, measuring=0)
             tick.enter("budgets")
             return forecast(demand, options.rule, latency)
-        steps = {"pruning": len(budgets or groups), "measuring": 2 if verify is None else 3}
+        steps = {"pruning": len(budgets or checked.able), "measuring": 2 if verify is None else 3}
         tick.plan(budgets=demand.steps(options.rule, latency), **steps)
-        done, left = _walk(demand, options, tick, watch)
-        tick.enter("check")
-        tick("cutting and checking")
-        small, eager = _realise(calibration, done)
+        done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
+        done.notes[:0] = checked.notes
         done.notes += [*given.remarks, *_finish(small, calibration, given.batches, done, batchnorm)]
         watch.lap("check")
         tick.enter("measuring")
@@ -156,7 +159,7 @@ def _more(calibration: Calibration, data: Any, forward: Callable[[Any], Any] | N
 
 def _demand(
     calibration: Calibration,
-    groups: list[Group],
+    checked: Check,
     options: Options,
     pool: Calibration | None,
     verify: Calibration | None,
@@ -166,9 +169,9 @@ def _demand(
     """What the budget rules may look at."""
     return Demand(
         calibration,
-        groups,
+        checked.able,
         find_method(options.method),
-        Rounding(options.multiple),
+        Rounding(options.multiple, checked.multiples),
         options.reweight,
         choices={"seed": options.seed, "epsilon": options.epsilon, "patches": options.patches, "train_data": pool},
         verification=verify,
@@ -179,20 +182,63 @@ def _demand(
     )
 
 
-def _walk(demand: Demand, options: Options, tick: Progress, watch: Stopwatch) -> tuple[Walk, list[Group]]:
-    """Share out the target, then rank, choose and reweight group after group."""
-    rule = options.rule
+def _walk_and_cut(
+    demand: Demand, options: Options, tick: Progress, watch: Stopwatch
+) -> tuple[Walk, list[Group], nn.Module, bool]:
+    """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left whole, and the walk
+    is made again without them: those after them were fitted to what they gave."""
     tick.enter("budgets")
-    counts = demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
-    left = [g for g in demand.groups if g.name in counts]
+    counts = _counts(demand, options)
     watch.lap("budgets")
-    tick.enter("pruning")
+    notes: list[str] = []
+    while True:
+        tick.enter("pruning")
+        done, left = _walk(demand, counts, options, tick)
+        watch.lap("pruning")
+        tick.enter("check")
+        tick("cutting and checking")
+        small, eager, said = _realise(demand.calibration, done)
+        watch.lap("check")
+        if not isinstance(said, dict):
+            done.notes += [*notes, *said]
+            return done, left, small, eager
+        counts, demand = _without(demand, counts, said, options)
+        notes += [f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()]
+
+
+def _counts(demand: Demand, options: Options) -> dict[str, int]:
+    """The target, shared out over the groups."""
+    rule = options.rule
+    return demand.counts(rule) if options.latency is None else budget.by_latency(demand, rule, options.latency)
+
+
+def _without(
+    demand: Demand, counts: dict[str, int], failed: Mapping[str, str], options: Options
+) -> tuple[dict[str, int], Demand]:
+    """The target shared out over the other groups; if they cannot meet it, the widths they had."""
+    structure = demand.calibration.structure
+    demand.calibration.structure = replace(structure, refused={**structure.refused, **failed})
+    left = {name: k for name, k in counts.items() if name not in failed}
+    if not left:
+        raise StructureError(broken(structure, failed, next(iter(failed.values()))))
+    smaller = copy.copy(demand)  # with the curves that were computed already
+    smaller.groups = [g for g in demand.groups if g.name not in failed]
+    if options.budgets is None:
+        with contextlib.suppress(BudgetError):
+            return _counts(smaller, options), smaller
+    return left, smaller
+
+
+def _walk(
+    demand: Demand, counts: Mapping[str, int], options: Options, tick: Callable[[str], None]
+) -> tuple[Walk, list[Group]]:
+    """Rank, choose and reweight group after group."""
+    left = [g for g in demand.groups if g.name in counts]
     done = walk(
         demand.calibration, left, demand.method, counts, reweight=options.reweight, ridge=options.ridge,
         renew=options.batchnorm == "sequential", **demand.choices,
         tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
     )  # fmt: skip
-    watch.lap("pruning")
     return done, left
 
 
@@ -219,14 +265,23 @@ def check_call(forward: object, cache: object, dry_run: object) -> None:
         raise OptionError(f"dry_run must be True or False, got {dry_run!r}")
 
 
-def _groups(calibration: Calibration, options: Options) -> list[Group]:
-    """The groups to prune, in forward order; budgets may name residual streams too."""
-    only, ignore = options.only, options.ignore
-    chosen = choose_groups(calibration.structure, calibration.model, only, ignore, options.budgets)
-    if not chosen:
+def _groups(calibration: Calibration, options: Options) -> Check:
+    """The groups to prune, in forward order, each of them tried out; budgets may name residual streams too."""
+    only, ignore, budgets = options.only, options.ignore, options.budgets
+    structure = calibration.structure
+    chosen = choose_groups(structure, calibration.model, only, ignore, budgets)
+    tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
+    checked = check_groups(calibration.model, structure, tried, calibration.batches[0], options.multiple)
+    for option, named in (("only", only), ("budgets", budgets)):
+        for name, why in checked.refused.items():
+            if named is not None and name in list(named):
+                raise BudgetError(f"{option}= names {name!r}, which cannot be cut: {why}")
+    calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
+    able = in_order([g for g in chosen if g.name not in checked.refused])
+    if not able:
         left = "" if only is None and ignore is None else " of what only= and ignore= leave"
         raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")
-    return in_order(chosen)
+    return replace(checked, able=tuple(able))
 
 
 def _reasons(calibration: Calibration) -> str:
@@ -236,11 +291,22 @@ def _reasons(calibration: Calibration) -> str:
     return "; ".join(shown[:5]) or "it has no layers with parameters that feed another"
 
 
-def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool]:
-    """Write the new weights into a copy, cut it, and check it against the masked twin."""
+def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool, list[str] | dict[str, str]]:
+    """Write the new weights into a copy, cut it, and compare it with the masked twin: the smaller model, whether
+    modules' own widths changed, and remarks; or the groups to blame, each with what goes wrong."""
     full = duplicate(calibration.model)
-    kept = {name: d.kept for name, d in done.decisions.items()}
-    weights = {c.use.weight for g in calibration.structure.groups if g.name in kept for c in g.reweightable}
+    structure = calibration.structure
+    kept = {name: list(d.kept) for name, d in done.decisions.items()}
+    weights = {c.use.weight for g in structure.groups if g.name in kept for c in g.reweightable}
     set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})
-    first: Batch = calibration.batches[0]
-    return prove_how(full, calibration.structure, kept, first.inputs)
+    first = calibration.batches[0]
+    few = functools.cache(lambda: few_inputs(full, structure, first))  # recorded only where it is needed
+    cut = attempt(full, structure, kept, first.inputs, few=few)
+    remark = cut.match.remark
+    if not cut.match.problem:
+        return cut.model, cut.eager, [remark] if remark else []
+
+    def problem(some: Mapping[str, Sequence[int]]) -> str:
+        return attempt(full, structure, some, few().inputs, program=few().program, share=True).match.problem
+
+    return cut.model, cut.eager, blame(kept, problem)

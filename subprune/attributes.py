@@ -23,6 +23,9 @@ _WIDTHS = {
     "all_head_size", "inner_dim", "split_size", "inner_size", "attn_dim", "intermediate_size", "hidden_features",
     "ffn_dim", "d_ff", "mlp_dim", "inner_features",
 }  # fmt: skip
+# Query heads per head of keys and values: they shrink if the queries' heads are cut and the others are not.
+_SHARES = {"num_key_value_groups", "n_rep", "num_queries_per_kv", "kv_groups"}
+_HEAD_SIZES = {"head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head"}
 _WIDTHS_IF_NEEDED = {"embed_dim", "hidden_size", "dim", "d_model", "n_embd", "width", "channels", "planes"}
 
 
@@ -119,8 +122,17 @@ def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) 
                 continue
             if group.kind == "head" and name in _HEADS and value % n == 0:
                 setattr(module, name, value // n * k)
+            elif value == n and _counts_units(name, group, eager):
+                setattr(module, name, k)
             elif name in widths and value in old_widths:
                 setattr(module, name, old_widths[value])
+
+
+def _counts_units(name: str, group: Group, eager: bool) -> bool:
+    """Whether an attribute of this name, with the number of units as its value, says how many there are."""
+    if group.kind == "head":
+        return name in _SHARES and len(group.producers) == 1
+    return eager and name in _HEAD_SIZES
 
 
 def _around(model: nn.Module, group: Group) -> list[nn.Module]:

@@ -42,8 +42,8 @@ class Forecast:
     method: str
     rule: str
     groups: tuple[ForecastGroup, ...]
-    parameters: tuple[int, int]  # exact, before and after
-    flops: tuple[int, int]  # exact, for one input: of a call on the first batch, over its inputs
+    parameters: tuple[int, int]  # before and after; exact, or at most, where units of a group differ in size
+    flops: tuple[int, int]  # for one input: of a call on the first batch, over its inputs; likewise
     problem: str = ""  # why the target cannot be met; `groups` then shows the smallest possible model
     needed: str = ""  # what had to be computed to share out the target; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
@@ -114,18 +114,17 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
     except BudgetError as error:
         if demand.budgets is not None or demand.keep is not None:
             raise
-        problem, counts = str(error), {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
+        problem, counts = str(error), {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
     structure, cost = demand.calibration.structure, demand.cost
     inputs = demand.calibration.batches[0].size
     taken = [g for g in demand.groups if g.name in counts]
-    skipped = {g.name: g.obstacle or "not asked for" for g in structure.groups if g.name not in counts}
     return Forecast(
         demand.method.name,
         "given" if demand.budgets is not None else "equal fraction" if demand.keep is not None else rule,
         tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
-        (cost.params({}), cost.params(counts)),
-        (cost.flops({}) // inputs, cost.flops(counts) // inputs),
+        (cost.params({}), cost.at_most("params", counts)),
+        (cost.flops({}) // inputs, cost.at_most("flops", counts) // inputs),
         problem,
         needed,
-        {**skipped, **structure.refused},
+        structure.left_whole(counts),
     )

@@ -63,9 +63,14 @@ class Masked:
         return self.program.call(inputs, self.tensors, override=self.override)
 
 
-def mask(model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]]) -> Masked:
-    """The twin of the model in which only the units in `kept` (group name → unit numbers) are on."""
-    program = structure.program
+def mask(
+    model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]], program: Program | None = None
+) -> Masked:
+    """The twin of the model in which only the units in `kept` (group name → unit numbers) are on.
+
+    It runs on inputs of the shapes that the structure was found with, or that `program` was recorded for.
+    """
+    program = program or structure.program
     tensors = model_tensors(model, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
     for group, keep in keeps:

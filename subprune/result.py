@@ -218,9 +218,7 @@ def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor])
 
 def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str]:
     """Everything with units that was left whole, and why."""
-    taken = {g.name for g in pruned}
-    left = {g.name: g.obstacle or "not asked for" for g in calibration.structure.groups if g.name not in taken}
-    return {**left, **calibration.structure.refused}
+    return calibration.structure.left_whole({g.name for g in pruned})
 
 
 def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:

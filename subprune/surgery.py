@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,37 +12,56 @@ import torch
 from torch import Tensor, nn
 
 from subprune.attributes import sync_attributes, sync_modules
-from subprune.borrow import borrowed, follow, given_back, reachable
-from subprune.errors import StructureError
+from subprune.borrow import reachable
+from subprune.errors import BudgetError, StructureError
 from subprune.masking import Keep, keep_mask, mask
-from subprune.program import Inputs, call, flat_tensors
-from subprune.record import plain
+from subprune.program import Inputs, Program
 from subprune.structure import Group, Structure
+from subprune.twin import TOLERANCE, Few, Match, first_line, match
 
-__all__ = ["cut", "cut_in_place", "duplicate", "prove", "prove_how", "set_tensors"]
+__all__ = ["Cut", "attempt", "broken", "cut", "cut_in_place", "duplicate", "prove", "set_tensors"]
 
 
 def cut(
-    model: nn.Module, group: Group, kept: Sequence[int], *, inplace: bool = False, program: Any = None
+    model: nn.Module,
+    group: Group | Structure,
+    kept: Sequence[int] | Mapping[str, Sequence[int]],
+    *,
+    inplace: bool = False,
+    program: Program | None = None,
 ) -> nn.Module:
-    """The model without the group's other units; physically smaller, otherwise ordinary.
+    """The model without the group's other units; physically smaller, otherwise ordinary: the twin of `mask`.
 
-    Works on a copy unless ``inplace=True``. `group` comes from `find_groups` on this model; pass the
-    structure's ``program`` to have tied parameters and norms without parameters follow as well.
+    `group` comes from `find_groups` on this model, `kept` are unit numbers; or give all of what `find_groups`
+    returned and ``{group name: unit numbers}``, as for `mask`. Works on a copy unless ``inplace=True``.
+    `program` is known to the group and need not be given.
     """
-    keep = keep_mask(group, kept)
+    keeps: list[tuple[Group, Keep]]
+    if isinstance(group, Structure):
+        if not isinstance(kept, Mapping):
+            raise BudgetError(f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}")
+        keeps, program = [(group[n], keep_mask(group[n], units)) for n, units in kept.items()], group.program
+    else:
+        keeps, program = [(group, keep_mask(group, [int(u) for u in kept]))], program or group.program
     target = model if inplace else duplicate(model)
-    cut_in_place(target, [(group, keep)], program)
+    cut_in_place(target, keeps, program)
     return target
 
 
-def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are copied as data."""
-    left = [x for x in reachable(model)[1] if not x.is_leaf]
-    return copy.deepcopy(model, {id(x): x.detach().clone() for x in left})
+def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
+    """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are copied as data.
+
+    With `share`, parameters and buffers are the model's own: cutting replaces them and never writes into them.
+    """
+    known = {id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf}
+    if share:
+        known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, known)
 
 
-def cut_in_place(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any, *, eager: bool = False) -> None:
+def cut_in_place(
+    model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program | None, *, eager: bool = False
+) -> None:
     """Shrink the tensors of groups, all at once, and everything that follows from it."""
     _cut_tensors(model, keeps)
     sync_modules(model, keeps, program)
@@ -91,76 +111,73 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
     set_tensors(model, new)
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A cut copy of a model, and how it compares with the masked twin."""
+
+    model: nn.Module
+    eager: bool  # whether widths that hand-written modules keep about themselves had to change
+    match: Match
+
+
+def attempt(
+    model: nn.Module,
+    structure: Structure,
+    kept: Mapping[str, Sequence[int]],
+    inputs: Inputs,
+    tolerance: float = TOLERANCE,
+    *,
+    program: Program | None = None,
+    wide: bool = False,
+    share: bool = False,
+    few: Callable[[], Few] | None = None,
+) -> Cut:
+    """Cut a copy of the model and compare it with the masked twin on `inputs`; the model given is not touched.
+
+    `program` is the record for inputs of another shape than the structure's own; `wide` compares in float64 in
+    any case; with `share`, what is not cut stays the given model's (for a copy that is thrown away again);
+    `few` gives inputs for closer looks, see `subprune.twin.match`.
+    """
+    twin = mask(model, structure, kept, program)
+    keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+    first: Cut | None = None
+    for eager in (False, True):
+        small = duplicate(model, share=share)
+        try:
+            cut_in_place(small, keeps, structure.program, eager=eager)
+        except Exception as error:  # numbers that a module keeps about itself and cannot change
+            outcome = Match(f"while cutting: {type(error).__name__}: {first_line(error)}")
+        else:
+            outcome = match(twin, small, inputs, tolerance, wide=wide, few=few)
+        if not outcome.problem:
+            return Cut(small, eager, outcome)
+        first = first or Cut(small, eager, outcome)
+    assert first is not None
+    return first
+
+
 def prove(
     model: nn.Module,
     structure: Structure,
     kept: Mapping[str, Sequence[int]],
     inputs: Inputs,
-    tolerance: float = 1e-5,
+    tolerance: float = TOLERANCE,
 ) -> nn.Module:
     """Cut a copy of the model and check that it equals the masked twin on `inputs`; return the copy.
 
     Raises `StructureError` with the name of the group and the operation that broke it. The model given is
     not touched.
     """
-    return prove_how(model, structure, kept, inputs, tolerance)[0]
+    found = attempt(model, structure, kept, inputs, tolerance)
+    if found.match.problem:
+        raise StructureError(broken(structure, kept, found.match.problem))
+    return found.model
 
 
-@given_back
-def prove_how(
-    model: nn.Module,
-    structure: Structure,
-    kept: Mapping[str, Sequence[int]],
-    inputs: Inputs,
-    tolerance: float = 1e-5,
-) -> tuple[nn.Module, bool]:
-    """`prove`, and whether widths that hand-written modules keep about themselves had to change (``eager``)."""
-    expected = mask(model, structure, kept)(inputs)
-    problem = ""
-    for eager in (False, True):
-        small = duplicate(model)
-        keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
-        cut_in_place(small, keeps, structure.program, eager=eager)
-        try:
-            problem = _difference(expected, _outputs(small, inputs), tolerance)
-        except StructureError as error:
-            problem = str(error)
-        if not problem:
-            return small, eager
-    raise StructureError(_broken(structure, kept, problem))
-
-
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """Outputs of one run in eval mode that leaves neither the model nor the inputs changed."""
-    running: list[str] = []
-    try:
-        with borrowed(model), follow(model, running), torch.no_grad():
-            return flat_tensors(plain(call(model, inputs)))
-    except Exception as error:
-        where = repr(running[-1]) if running and running[-1] else "the model's own forward"
-        raise StructureError(f"in {where}: {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
-
-
-def _difference(expected: Sequence[Tensor], found: Sequence[Tensor], tolerance: float) -> str:
-    """Empty if all outputs agree relative to their largest entry."""
-    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if a.shape != b.shape:
-            return f"output {i} has shape {tuple(b.shape)}, the masked model's has {tuple(a.shape)}"
-        if not a.is_floating_point() or a.numel() == 0:
-            continue
-        scale = float(a.abs().max()) or 1.0
-        gap = float((a - b).abs().max()) / scale
-        if not gap <= tolerance:
-            return f"output {i} of the cut model differs from the masked one by {gap:.1e} (relative)"
-    return ""
-
-
-def _broken(structure: Structure, kept: Mapping[str, Sequence[int]], problem: str) -> str:
-    names = ", ".join(repr(n) for n in kept)
-    ops = sorted({structure.program.ops[n.op].where for name in kept for n in structure[name].narrowings})
+def broken(structure: Structure, names: Iterable[str], problem: str) -> str:
+    """In words, which groups cannot be cut and why."""
+    chosen = list(names)
+    ops = sorted({structure.program.ops[n.op].where for name in chosen for n in structure[name].narrowings})
     where = f" (norms or means on the way: {', '.join(ops[:3])})" if ops else ""
-    return f"group {names} cannot be cut: {problem}{where}; the model was left as it is"
+    shown = ", ".join(repr(n) for n in chosen)
+    return f"group {shown} cannot be cut: {problem}{where}; the model was left as it is"

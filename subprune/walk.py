@@ -149,7 +149,7 @@ def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
             f"method {method.name!r} ranked {len(ranking.order)} units of group {ranker.group.name!r}, but {k} "
             "are to be kept; a method must rank at least ranker.k units"
         )
-    decision = Decision(ranker.group.name, tuple(sorted(ranking.order[:k])), ranking.order)
+    decision = Decision(ranker.group.name, ranker.group.choice(ranking.order, k), ranking.order)
     if isinstance(ranked, KeepOrder):
         decision.errors = tuple(float(e) for e in ranked.errors)
         decision.dependent = ranked.dependent
@@ -284,7 +284,7 @@ def alone(ranker: Ranker, ranking: Ranking, k: int, reweight: bool) -> Run:
     The run that comes back holds no values; it lends its tensors and overrides to other runs.
     """
     state = Run(ranker.dense.programs, [], ranker.dense.tensors)
-    decision = Decision(ranker.group.name, tuple(sorted(ranking.order[:k])), ranking.order)
+    decision = Decision(ranker.group.name, ranker.group.choice(ranking.order, k), ranking.order)
     unmoved = copy.copy(ranker)  # shares the statistics
     unmoved.start = None
     _apply(unmoved, decision, ranking, state, [], reweight, 0.0)

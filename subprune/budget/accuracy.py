@@ -166,7 +166,7 @@ def equal_accuracy(
 
     def at(level: float) -> Counts:
         first = {name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()}
-        return {g.name: rounding.up(steps[g.name][first[g.name]], g.n_units) for g in groups}
+        return {g.name: rounding.of(g).up(steps[g.name][first[g.name]], g.n_units) for g in groups}
 
     counts = largest([0.0, *levels.tolist()], at, cost, target)
     chosen = {g.name: _fraction(counts[g.name], g.n_units, fractions) for g in groups}

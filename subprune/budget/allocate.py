@@ -79,7 +79,7 @@ class Demand:
     def check(self) -> None:
         """Refuse a target that no budget meets, before anything is computed."""
         if self.budgets is None and self.keep is None:
-            self.target.check(self.cost, {g.name: self.rounding.least(g.n_units) for g in self.groups})
+            self.target.check(self.cost, {g.name: self.rounding.of(g).least(g.n_units) for g in self.groups})
 
     def steps(self, rule: str, latency: object = None) -> int:
         """How many steps of progress the rule takes: one look at every group, where it needs any."""
@@ -106,7 +106,7 @@ def rule(name: str) -> Callable[[Callable[[Demand], Counts]], Callable[[Demand],
 def allocate(demand: Demand, name: str) -> Counts:
     """Units to keep in every group: explicit budgets, a fraction of each group, or by the rule of that name."""
     if demand.budgets is not None:
-        return explicit(demand.groups, demand.budgets)
+        return explicit(demand.groups, demand.budgets, demand.rounding)
     if demand.keep is not None and name != "score":
         return fraction(demand.groups, demand.keep, demand.rounding)
     return RULES[name](demand)

@@ -22,6 +22,7 @@ from subprune.errors import BudgetError
 from subprune.masking import keep_mask
 from subprune.measure import Latency, side_by_side
 from subprune.surgery import cut_in_place, duplicate
+from subprune.twin import first_line
 
 __all__ = ["LatencyTarget", "by_latency"]
 
@@ -67,10 +68,10 @@ def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
 
 
 def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
-    smallest = {g.name: demand.rounding.least(g.n_units) for g in demand.groups}
+    smallest = {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
     demand.say("timing the smallest widths")
     _check(target, *timed(smallest, _REPEATS))
-    low, high = demand.cost.flops(smallest) / max(1, demand.cost.flops({})), 1.0
+    low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
         share = (low + high) / 2
@@ -125,15 +126,18 @@ def _timer(demand: Demand) -> Timer:
     dense = demand.calibration.model
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
-        keeps = [(structure[n], keep_mask(structure[n], range(k))) for n, k in counts.items()]
+        keeps = [((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k))) for n, k in counts.items()]
         for eager in (False, True):
             small: nn.Module = duplicate(dense)
             cut_in_place(small, keeps, structure.program, eager=eager)
             try:
                 a, b = side_by_side([dense, small], inputs, repeats=repeats, seconds=_SECONDS)
-            except Exception:
+            except Exception as error:
                 if eager:
-                    raise
+                    raise BudgetError(
+                        "latency= is met by timing narrower models, and the model's code does not run cut to "
+                        f"{counts}: {type(error).__name__}: {first_line(error)}; ask for flops= or budgets= instead"
+                    ) from error
             else:
                 return a.median, b.median
         raise AssertionError("not reached")

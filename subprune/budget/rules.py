@@ -15,7 +15,7 @@ from subprune.structure.cost import CostModel
 __all__ = ["by_error", "equal_fractions", "explicit", "fraction", "missed"]
 
 
-def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
+def explicit(groups: Sequence[Group], budgets: Mapping[str, int], rounding: Rounding | None = None) -> Counts:
     """Checked ``{group: k}``; groups that are not named stay whole."""
     known = {g.name: g for g in groups}
     for name, k in budgets.items():
@@ -23,9 +23,16 @@ def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
             raise BudgetError(
                 f"budgets= names {name!r}, which is not prunable: {closest(name, known)}allowed are {', '.join(known)}"
             )
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= known[name].n_units:
+        least, most = known[name].least, known[name].n_units
+        if isinstance(k, bool) or not isinstance(k, int) or not least <= k <= most:
             raise BudgetError(
-                f"budgets[{name!r}] must be an integer from 1 to {known[name].n_units}, the number of units, got {k!r}"
+                f"budgets[{name!r}] must be an integer from {least} to {most}, the number of units, got {k!r}"
+            )
+        multiple = 1 if rounding is None else rounding.of(known[name]).to
+        if k % multiple and k != known[name].n_units:
+            raise BudgetError(
+                f"budgets[{name!r}] must be a multiple of {multiple}, the model's own code takes no other widths "
+                f"there; got {k}, the nearest is {max(multiple, round(k / multiple) * multiple)}"
             )
     return dict(budgets)
 
@@ -33,7 +40,7 @@ def explicit(groups: Sequence[Group], budgets: Mapping[str, int]) -> Counts:
 def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts:
     """The same fraction of units in every group, rounded down, at least one."""
     check_fraction(keep, groups, rounding)
-    return {g.name: rounding.down(keep * g.n_units, g.n_units) for g in groups}
+    return {g.name: rounding.of(g).down(keep * g.n_units, g.n_units) for g in groups}
 
 
 def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
@@ -41,10 +48,12 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         raise BudgetError(f"keep must be a fraction above 0 and at most 1, got {keep!r}")
     widest = max((g.n_units for g in groups), default=0)
-    if keep < 1 and 1 < widest <= rounding.to:
+    if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
+        multiple = max(rounding.of(g).to for g in groups)
+        own = f", and the model's own code takes multiples of {multiple} only" if multiple > rounding.to else ""
         raise BudgetError(
-            f"keep={keep:g} cannot be reached with round_to={rounding.to}: the widest group has {widest} units, so all "
-            f"would stay whole; give a round_to below {widest}"
+            f"keep={keep:g} cannot be reached with round_to={rounding.to}{own}: the widest group has {widest} units, "
+            f"so all would stay whole; give a round_to below {widest}"
         )
 
 
@@ -67,7 +76,7 @@ def equal_fractions(groups: Sequence[Group], cost: CostModel, target: Target, ro
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.down(level * g.n_units, g.n_units) for g in groups}
+        return {g.name: rounding.of(g).down(level * g.n_units, g.n_units) for g in groups}
 
     counts = largest(levels, at, cost, target)
     return fill(counts, groups, cost, target, rounding, lambda g, k: -k / g.n_units)
@@ -89,7 +98,7 @@ def by_error(
         for g in groups:
             curve = errors[g.name]
             enough = np.flatnonzero(curve <= level)
-            counts[g.name] = rounding.up(int(enough[0]) if enough.size else g.n_units, g.n_units)
+            counts[g.name] = rounding.of(g).up(int(enough[0]) if enough.size else g.n_units, g.n_units)
         return counts
 
     counts = largest([float("inf"), *levels.tolist()], at, cost, target)
@@ -109,7 +118,7 @@ def by_knapsack(
     least error for what it saves, with savings counted anew, since they depend on the neighbours' widths.
     """
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
-    hulls = {g.name: _hull(errors[g.name], rounding) for g in groups}
+    hulls = {g.name: _hull(errors[g.name], rounding.of(g)) for g in groups}
     counts = {g.name: g.n_units for g in groups}
     target.check(cost, {g.name: hulls[g.name][0][0] for g in groups})
     at = {name: len(hull) - 1 for name, hull in hulls.items()}

@@ -31,7 +31,7 @@ def by_sampling(
         return distinct(own.probabilities, own.draws(10**level, delta))
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.down(math.ceil(expected(g, level) - 1e-9), g.n_units) for g in groups}
+        return {g.name: rounding.of(g).down(math.ceil(expected(g, level) - 1e-9), g.n_units) for g in groups}
 
     low, high = _RANGE  # the largest model and the smallest
     target.check(cost, at(high))

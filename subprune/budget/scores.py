@@ -54,6 +54,6 @@ def _cut(groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Roundi
 
     def at(t: float) -> Counts:
         taken = np.bincount(ranked[: int(t)], minlength=len(groups))
-        return {g.name: rounding.down(int(k), g.n_units) for g, k in zip(groups, taken, strict=True)}
+        return {g.name: rounding.of(g).down(int(k), g.n_units) for g, k in zip(groups, taken, strict=True)}
 
     return at

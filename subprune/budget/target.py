@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from subprune.errors import BudgetError
 from subprune.structure import Group
@@ -41,8 +41,8 @@ class Target:
     inputs: int = 1  # in that call
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
-        """What the limit is about, for these numbers of units."""
-        return cost.params(counts) if self.quantity == "params" else cost.flops(counts)
+        """What the limit is about, for these numbers of units; where units differ in size, at most."""
+        return cost.at_most(self.quantity, counts)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
         return self.size(cost, counts) <= self.limit
@@ -61,9 +61,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The only rounding: numbers of units are multiples of `to`, at least one, at most all."""
+    """The only rounding: numbers of units are multiples of `to`, at least one, at most all.
+
+    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding of one group.
+    """
 
     to: int = 1
+    own: Mapping[str, int] = field(default_factory=dict)
+    floor: int = 1  # a group some of whose layers hold just a part of its units needs one of each
+
+    def of(self, group: Group) -> Rounding:
+        """What holds for this group."""
+        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)), floor=group.least)
 
     def down(self, k: float, n: int) -> int:
         """The largest allowed number not above k."""
@@ -80,7 +89,8 @@ class Rounding:
         return min(n, (k // self.to + 1) * self.to)
 
     def least(self, n: int) -> int:
-        return min(n, self.to)
+        """The smallest allowed number."""
+        return min(n, -(-self.floor // self.to) * self.to)
 
 
 def largest(levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target) -> Counts:
@@ -109,7 +119,7 @@ def fill(
     open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
     while open_:
         group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
-        more = {**result, group.name: rounding.next(result[group.name], group.n_units)}
+        more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
         if target.fits(cost, more):
             result = more
         if result is not more or more[group.name] >= group.n_units:

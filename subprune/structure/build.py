@@ -114,7 +114,7 @@ class Builder:
         kind = self._kind(g, made, consumers)
         narrowings = tuple(Narrowing(o, v, d, self._units(g, live)) for o, v, d, live in self.narrow.get(g, ()))
         name = _name(producers, taken)
-        return Group(name, kind, count, slots, producers, followers, consumers, narrowings, first)
+        return Group(name, kind, count, slots, producers, followers, consumers, narrowings, first, self.flow.program)
 
     def _number(self, g: int, made: list[SlotKey]) -> int:
         """Number the units in the order they are first made, so that unit i of a plain layer is channel i."""

@@ -32,9 +32,17 @@ class _Products:
         self.index = np.array([[0] * (width - len(k)) + list(k) for k in merged], dtype=np.int64).reshape(-1, width)
         self.factors = np.array(list(merged.values()), dtype=np.int64)
 
-    def total(self, lengths: Ints) -> Ints:
-        """Lengths [..., n] → totals [...]."""
-        return (lengths[..., self.index].prod(axis=-1) * self.factors).sum(axis=-1)
+    def total(self, lengths: Ints, some: Any = slice(None)) -> Ints:
+        """Lengths [..., n] → totals [...]; of `some` of the products only, if given."""
+        return (lengths[..., self.index[some]].prod(axis=-1) * self.factors[some]).sum(axis=-1)
+
+    def slopes(self, lengths: Ints, spans: NDArray[np.bool_], some: NDArray[np.bool_]) -> Ints:
+        """How much the total grows with each length [n] that is the only one of `spans` in its product."""
+        index = self.index[some]
+        rest = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
+        grown = np.zeros(lengths.size, dtype=np.int64)
+        np.add.at(grown, index[spans[index]], rest)
+        return grown
 
 
 class CostModel:
@@ -42,8 +50,8 @@ class CostModel:
 
     Exact: equal to ``sum(p.numel() for p in cut.parameters())``, tied ones once, and to what
     `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops` take
-    numbers of units, for groups whose units are all alike (`uniform`); `params_of` and `flops_of` take the
-    units themselves and work for all. Groups that are not named keep everything.
+    numbers of units, for groups whose units are all alike (`uniform`); `at_most` for all, as an upper bound;
+    `params_of` and `flops_of` take the units themselves. Groups that are not named keep everything.
     """
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
@@ -75,6 +83,28 @@ class CostModel:
     def flops(self, counts: Counts) -> int:
         """FLOPs (two per multiply-add) left if each named group keeps so many units."""
         return int(self._products["flops"].total(self._lengths(counts)))
+
+    def at_most(self, quantity: str, counts: Counts) -> int:
+        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever they are.
+
+        Exact for uniform groups; where units differ in size, as if the dearest were kept.
+        """
+        products, uneven = self._products[quantity], counts.keys() & self._uneven.keys()
+        base = self._lengths(counts, strict=False)  # without the units of uneven groups
+        if not uneven:
+            return int(products.total(base))
+        longest, spans = base.copy(), np.zeros(base.size, dtype=bool)
+        for name in uneven:
+            for i, sizes in self._uneven[name]:
+                spans[i] = True
+                longest[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
+        single = spans[products.index].sum(axis=1) == 1  # products that are linear in the kept units
+        total = products.total(longest, ~single) + products.total(base, single)
+        weights = products.slopes(longest, spans, single)
+        for name in uneven:
+            each = sum(weights[i] * sizes for i, sizes in self._uneven[name])
+            total += np.sort(each)[::-1][: counts[name]].sum()
+        return int(total)
 
     def many(self, counts: Ints) -> tuple[Ints, Ints]:
         """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of `names`."""
@@ -162,12 +192,13 @@ class CostModel:
     def _refuse(self, name: str) -> None:
         raise BudgetError(
             f"the units of group {name!r} differ in size, so their number does not say what they cost; "
-            "use params_of and flops_of with the kept units"
+            f"give the units themselves: {{{name!r}: [0, 2, …]}}"
         )
 
     def _check(self, name: str) -> str:
         if name not in self.groups:
-            raise BudgetError(f"there is no group {name!r}; {closest(name, self.names)}see structure.names")
+            hint = closest(name, self.names)
+            raise BudgetError(f"there is no group {name!r}; {hint}the groups are {', '.join(self.names)}")
         return name
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from subprune.record import Program, as_inputs, record
 from subprune.structure import rules_index, rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
-from subprune.structure.groups import Structure
+from subprune.structure.groups import Group, Structure
 from subprune.structure.labels import Ids, components
 from subprune.structure.terms import flop_terms
 
@@ -43,7 +44,7 @@ def analyse(program: Program) -> Structure:
     label = _group_labels(flow, root, frozen, producers)
     builder = Builder(Labelled(flow, root, frozen, label), producers, consumers)
     groups = builder.groups()
-    refused = _refusals(flow, root, reasons, producers)
+    refused = _Refusals(flow, root, reasons, producers).all(groups)
     return Structure(program, groups, refused, flop_terms(flow, builder.span))
 
 
@@ -72,19 +73,51 @@ def _group_labels(flow: Flow, root: Ids, frozen: Ids, producers: dict[SlotKey, i
     return components(flow.space.size, list(pairs.values()))
 
 
-def _refusals(flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]) -> dict[str, str]:
-    """Layers none of whose outputs can go, each with the first reason found."""
-    refused: dict[str, str] = {}
-    made = {name for name, _ in producers}
-    hidden: dict[str, list[int]] = defaultdict(list)  # weights that no known operation makes units with
-    for (name, _), ids in flow.slots.items():
-        if name not in made and flow.program.values[flow.program.tensors[name]].source == "param":
-            hidden[name] += root[ids].tolist()
-    found = [(layer(flow.program, k[0], op), root[flow.slots[k]].tolist()) for k, op in producers.items()]
-    found += [(owner(n), u) for n, u in hidden.items() if len(flow.shape(flow.program.tensors[n])) > 1]
-    for name, units in found:
-        if units and all(u in reasons for u in units):
-            refused.setdefault(name, reasons[units[0]])
-    for name, why in flow.program.opaque.items():
-        refused[name] = why
-    return refused
+class _Refusals:
+    """Why positions stay: every parameter is in a group, or named here, or both where some of it stays."""
+
+    def __init__(self, flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]) -> None:
+        self.flow, self.root, self.reasons, self.producers = flow, root, reasons, producers
+        self.refused: dict[str, str] = {}
+
+    def all(self, groups: Sequence[Group]) -> dict[str, str]:
+        """Layer → reason; a parameter of its own name where its module has others that can go."""
+        self._outputs()
+        self._others({slot.tensor for g in groups for slot in g.slots})
+        return {**self.refused, **self.flow.program.opaque}
+
+    def _outputs(self) -> None:
+        """Layers none of whose outputs can go, or just some of them."""
+        partly: dict[str, str] = {}
+        for key, op in self.producers.items():
+            name, units = layer(self.flow.program, key[0], op), self.root[self.flow.slots[key]].tolist()
+            stay = Counter(self.reasons[u] for u in units if u in self.reasons)
+            if not stay:
+                continue
+            why, count = stay.most_common(1)[0][0], stay.total()
+            if count == len(units):
+                self.refused.setdefault(name, self.reasons[units[0]])
+            else:
+                partly.setdefault(name, f"{count} of its {len(units)} outputs stay: {why}")
+        for name, why in partly.items():
+            self.refused.setdefault(name, why)
+
+    def _others(self, grouped: set[str]) -> None:
+        """Parameters in no group that no refused layer holds: of norms, of rules that are not known, single numbers."""
+        program = self.flow.program
+        read = {v for op in program.ops for v in op.inputs}
+        busy = {owner(name) for name in grouped}
+        for name, vid in program.tensors.items():
+            holder = owner(name)
+            if name in grouped or vid not in read or program.values[vid].source != "param":
+                continue
+            if holder in self.refused or any(f"{name}.".startswith(f"{o}.") for o in program.opaque):
+                continue
+            self.refused[name if holder in busy or not holder else holder] = self._why(name)
+
+    def _why(self, name: str) -> str:
+        ids = [ids for (tensor, _), ids in self.flow.slots.items() if tensor == name]
+        units = [u for some in ids for u in self.root[some].tolist()]
+        if not ids or all(some.size == 1 for some in ids):
+            return "is a single number for all units"
+        return next((self.reasons[u] for u in units if u in self.reasons), "no layer makes the units that it holds")

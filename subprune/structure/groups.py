@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from subprune.errors import closest
 from subprune.record import Program
 from subprune.structure.flow import Use
 
@@ -63,17 +66,39 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
+    program: Program | None = field(default=None, repr=False)  # the record that the group was found in
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
         """Consumers whose weights least squares can rewrite."""
         return tuple(c for c in self.consumers if c.reweightable)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
         """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
         whole = {frozenset(np.unique(s.units).tolist()) for s in self.slots if s.units.size and s.units.min() >= 0}
         return tuple(sorted((p for p in whole if len(p) < self.n_units), key=sorted))
+
+    @property
+    def least(self) -> int:
+        """The smallest number of units that holds one of every part."""
+        return max(1, len(self._ones(range(self.n_units))))
+
+    def choice(self, order: Sequence[int], k: int) -> tuple[int, ...]:
+        """The first k units of an order, sorted; one of every part is among them, the best there is."""
+        ones = self._ones(order) if k < self.n_units else []
+        if len(ones) > k:
+            ones = self._ones(range(self.n_units))
+        return tuple(sorted(list(dict.fromkeys([*ones, *order]))[:k]))
+
+    def _ones(self, order: Sequence[int]) -> list[int]:
+        """The first unit of every part; parts that hold one of another part's are done."""
+        place = {unit: i for i, unit in enumerate(order)}
+        ones: list[int] = []
+        for part in sorted(self.parts, key=len):
+            if not part & set(ones):
+                ones.append(min(part, key=lambda u: (place.get(u, self.n_units), u)))
+        return ones
 
     @property
     def inner(self) -> bool:
@@ -146,11 +171,19 @@ class Structure:
         for group in self.groups:
             if group.name == name:
                 return group
-        raise KeyError(name)
+        raise KeyError(f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}")
 
     @property
     def names(self) -> list[str]:
         return [g.name for g in self.groups]
+
+    def left_whole(self, pruned: Collection[str]) -> dict[str, str]:
+        """Every group that is not among those pruned, and every layer that stays, or stays in part; each with why."""
+        left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
+        for name, why in self.refused.items():
+            known = left.get(name, "not asked for")
+            left[name] = why if known == "not asked for" else f"{known}; {why}"
+        return left
 
     def inner(self) -> tuple[Group, ...]:
         """The groups that are pruned by default."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from subprune.borrow import given_back
+from subprune.check import Check, check_code
 from subprune.errors import closest
 from subprune.program import input_count
 from subprune.record import as_inputs
@@ -35,7 +36,7 @@ class GroupRow:
     producers: tuple[str, ...]
     followers: tuple[str, ...]
     consumers: tuple[str, ...]
-    obstacles: tuple[str, ...]  # why it is not pruned by default, and which consumers cannot be refitted
+    obstacles: tuple[str, ...]  # why it is not pruned by default, what its widths must be, who cannot be refitted
 
     def cells(self) -> tuple[str, ...]:
         """The row as texts, in the order of the table's header."""
@@ -106,7 +107,8 @@ class Inspection:
 def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     """Every group of the model with its units, what they cost and who reads them, and why the rest stays.
 
-    `example_inputs` as for `find_groups`. The model is run once on fake tensors and not changed.
+    `example_inputs` as for `find_groups`. The model is run on fake tensors, whole and as a copy with fewer units
+    in every group, so that groups which its own code cannot do without are known; it is not changed.
     """
     structure = find_groups(model, example_inputs)
     cost = CostModel(model, structure)
@@ -118,8 +120,9 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
         for name, _ in model.named_parameters()
         if name not in seen and not any(name.startswith(o + ".") for o in hidden)
     )
+    checked = check_code(model, structure, as_inputs(example_inputs))
     inputs = input_count(as_inputs(example_inputs))
-    rows = tuple(_row(group, cost, inputs) for group in structure.groups)
+    rows = tuple(_row(group, cost, checked, inputs) for group in structure.groups)
     return Inspection(
         type(model).__name__,
         cost.params({}),
@@ -131,13 +134,20 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     )
 
 
-def _row(group: Group, cost: CostModel, inputs: int) -> GroupRow:
+def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow:
     params, flops = cost.per_unit(group.name)
     obstacles = [group.obstacle] if group.obstacle else []
+    if group.name in checked.refused:
+        obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
+    if group.name in checked.multiples:
+        obstacles.append(f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others")
+    if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
+        obstacles.append("its units differ in size: targets are met whichever stay; budgets= says how many")
     if group.reweightable:  # otherwise the first obstacle says it all
         obstacles += [f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle]
     return GroupRow(
-        group.name, group.kind, group.n_units, _ends(params), _ends(flops // inputs), group.inner, group.producers,
+        group.name, group.kind, group.n_units, _ends(params), _ends(flops // inputs),
+        group.inner and group.name not in checked.refused, group.producers,
         group.followers, tuple(dict.fromkeys(c.name for c in group.consumers)), tuple(dict.fromkeys(obstacles)),
     )  # fmt: skip
 
