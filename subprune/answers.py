@@ -1,8 +1,8 @@
 """What an output answers: where its classes lie, and what one answer is about.
 
-The outputs of a network are numbers without a label on them. What they mean is read from evidence, strongest
-first: the labels; an input that the output resembles (images made from images); the recorded operations that made
-the output; and integer inputs (tokens).
+The outputs of a network are numbers without a label on them. What they mean is read from evidence,
+strongest first: the labels; an input that the output resembles (images made from images); the
+recorded operations that made the output; and integer inputs (tokens).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ __all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program
 IGNORED = -100  # PyTorch's label for answers that do not count
 
 _PRODUCTS = ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm")
-_FEATURES = ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "tanh", "pixel_shuffle")
-_RESIZING = ("avg_pool", "adaptive_", "_adaptive_", "max_pool", "upsample", "_upsample", "slice", "constant_pad")
+_NORMS = ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm")
+_FEATURES = (*_NORMS, "tanh", "pixel_shuffle")  # what comes out of these is no choice between classes
+_POOLING = ("avg_pool", "adaptive_", "_adaptive_", "max_pool")
+_RESIZING = (*_POOLING, "upsample", "_upsample", "slice", "constant_pad")  # begin so
 _VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze")
 _REDUCTIONS = ("mean", "sum", "amax", "logsumexp")
 
@@ -33,7 +35,7 @@ class Reading:
     """How an output is read."""
 
     dim: int | None  # dimension of the classes; None: the outputs are numbers, not classes
-    kind: str = ""  # what one answer is about: "input", "pixel", "token", "position"; "" for numbers
+    kind: str = ""  # what an answer is about: "input", "pixel", "token", "position"; "" for numbers
 
     def classes(self, output: Tensor) -> Tensor:
         """The class with the largest output, for every answer."""
@@ -48,18 +50,24 @@ def main_output(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def read(output: Tensor, batch: Batch, program: Program | None = None) -> Reading:
-    """How the output of a batch is read; `program` is the recorded run that made it, if there is one.
+    """How the output of a batch is read; `program` is the recorded run that made it, if any.
 
-    * Labels decide: floating ones are numbers to be met; integers are classes, along the dimension that the output
-      has beyond them: ``[N]`` for ``[N, C]``, ``[N, H, W]`` for ``[N, C, H, W]``, ``[N, T]`` for ``[N, T, V]``.
-    * One column is a number. An output of the shape of a floating input, or with its channels and a multiple of
-      its height and width, is one made from it (a denoiser, an autoencoder, super-resolution): numbers.
-    * What made the output: a normalised vector, tanh, or a sum with the input itself is not a choice between
-      classes: numbers. The classes of a linear layer are last, those of a convolution second.
+    * Labels decide: floating ones are numbers to be met; integers are classes, along the dimension
+      that the output has beyond them: ``[N]`` for ``[N, C]``, ``[N, H, W]`` for ``[N, C, H, W]``,
+      ``[N, T]`` for ``[N, T, V]``.
+    * One column is a number. An output of the shape of a floating input, or with its channels and a
+      multiple of its height and width, is one made from it (a denoiser, an autoencoder,
+      super-resolution): numbers.
+    * What made the output: a normalised vector, tanh, or a sum with the input itself is not a
+      choice between classes: numbers. The classes of a linear layer are last, those of a
+      convolution second.
     * Integer inputs ``[N, T]`` are tokens: the classes of ``[N, T, V]`` are last.
-    * Where none of this helps: classes last in ``[N, C]`` and ``[N, T, V]``, second in ``[N, C, H, W]``.
+    * Where none of this helps: classes last in ``[N, C]`` and ``[N, T, V]``, second in
+      ``[N, C, H, W]``.
     """
-    if not output.is_floating_point():
+    if output.is_complex():
+        return Reading(None)
+    if not output.is_floating_point():  # class numbers already
         return Reading(output.ndim, _kind(tuple(output.shape), output.ndim, batch))
     dim = _class_dim(output, batch, program)
     if dim is None:
@@ -121,7 +129,7 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
 
 
 def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
-    """Whether an input looks like the output: as many channels, and each length a divisor of the output's."""
+    """Whether an input looks like the output: its channels, and lengths that divide the output's."""
     for x in flat_tensors(batch.inputs):
         if not x.is_floating_point() or x.ndim != len(shape) or x.shape[:2] != shape[:2]:
             continue
@@ -135,7 +143,7 @@ def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """What made the output: the dimension its classes lie along, if that is known, and whether they are classes."""
+    """What made the output: where its classes lie, if that is known, and whether they are any."""
 
     dim: int | None = None
     classes: bool = True
@@ -145,7 +153,7 @@ _NUMBERS = _Source(classes=False)
 
 
 def _source(program: Program) -> _Source:
-    """Back from the output to the layer that made it, then forward again with the dimension of its outputs."""
+    """Back from the output to the layer that made it, then forward with its output dimension."""
     makers = {vid: op for op in program.ops for vid in op.outs}
     steps: list[tuple[Op, Value, Value]] = []
     made = program.values[program.answer]
@@ -175,9 +183,9 @@ def _forward(maker: Op, rank: int, steps: Iterable[tuple[Op, Value, Value]]) -> 
 
 
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:
-    """Whether a factor was computed from the vectors it multiplies, one number for each: the result is a direction.
+    """Whether a factor was computed from the vectors it multiplies, one number for each.
 
-    A plain sum is none: divided by it, classes become shares.
+    The product is then a direction. A plain sum is no norm: divided by it, classes become shares.
     """
     maker = makers.get(scale.id)
     if maker is not None and maker.kind == "expand" and isinstance(maker.args[0], Ref):

@@ -1,4 +1,4 @@
-"""How the outputs of two models compare: the same classes, the same numbers, the same share of right answers."""
+"""How the outputs of two models compare: in their classes, their numbers, their right answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from subprune.answers import IGNORED, Reading, fitting, read
@@ -24,7 +25,7 @@ class Comparison:
 
     inputs: int  # inputs compared
     answers: int  # predictions compared: inputs, pixels or tokens
-    kind: str  # "input", "pixel", "token", "position": what one answer is about; "" where outputs are no classes
+    kind: str  # "input", "pixel", "token", "position": what one answer is about; "" for numbers
     agreement: float  # share of answers with the same class; nan for regression
     output_change: float  # ‖after − before‖² / ‖before‖²
     accuracy: tuple[float, float] | None = None  # on labelled inputs, before and after
@@ -36,14 +37,17 @@ class Comparison:
 
 
 def compare(
-    before: Iterable[Tensor], after: Iterable[Tensor], batches: Sequence[Batch], program: Program | None = None
+    before: Iterable[Tensor],
+    after: Iterable[Tensor],
+    batches: Sequence[Batch],
+    program: Program | None = None,
 ) -> Comparison:
-    """Outputs of two models, batch by batch, compared; `program` is the recorded run of the first, if there is one.
+    """Outputs of two models compared, batch by batch; `program` is a recorded run of the first.
 
-    What the outputs mean is read as `subprune.answers.read` says: classes for each input, pixel or token, or
-    numbers, for which agreement is nan. Infinite outputs (masked logits) must be the same in both; the change is
-    that of the finite ones, and infinite where they do not match. Accuracy is there if every batch has one class
-    number for each answer; answers labelled -100 are not counted.
+    What the outputs mean is read as `subprune.answers.read` says: classes for each input, pixel or
+    token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be the same
+    in both; the change is that of the finite ones, and infinite where they do not match. Accuracy
+    is there if every batch has one class number for each answer; -100 is not counted.
     """
     tally = Tally(program)
     for a, b, batch in zip(before, after, batches, strict=True):
@@ -92,10 +96,10 @@ class Tally:
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """‖after − before‖² and ‖before‖² over the entries that are finite; the first infinite where others differ."""
+    """‖after − before‖² and ‖before‖² of finite entries; the first is infinite where others differ."""
     gap = energy = 0.0
     for a, b in zip(before.reshape(-1).split(_CHUNK), after.reshape(-1).split(_CHUNK), strict=True):
-        a, b = a.double(), b.double()
+        a, b = (torch.view_as_real(x).double() if x.is_complex() else x.double() for x in (a, b))
         finite = a.isfinite() & b.isfinite()
         if not bool(finite.all()):
             matching = (a == b) | (a.isnan() & b.isnan())

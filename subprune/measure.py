@@ -42,8 +42,9 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_flops(model: nn.Module, inputs: Inputs) -> int:
-    """Floating point operations of one call, as PyTorch's own counter counts them (2 per multiply-add), and those of
-    recurrent layers, which it does not count.
+    """Floating point operations of one call: two per multiply-add, as PyTorch's counter counts them.
+
+    Those of recurrent layers, some of which it does not count, are added.
 
     Shapes are all it takes, so nothing is computed unless the model's way depends on the numbers.
     """
@@ -73,7 +74,7 @@ def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextM
 
 @contextlib.contextmanager
 def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
-    """What calls of recurrent layers add to the counter's total, which sees some of their kernels only."""
+    """What calls of recurrent layers add to the counter's total, which sees some kernels only."""
     more: list[int] = []
     seen: list[int] = []
 
@@ -99,7 +100,7 @@ def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per call: the median of repeated runs, and the quartiles between which the middle half of them lies."""
+    """Seconds per call: the median of repeated runs, and the quartiles around it."""
 
     median: float
     low: float

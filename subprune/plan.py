@@ -76,7 +76,7 @@ def history_of(model: object) -> tuple[dict[str, Any], ...]:
 
 
 PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
-"""Options that the bounds speak of with these values only; random patches are seen by the bounds as well."""
+"""The only values of these options that the bounds speak of; others, such as patches, they follow."""
 
 
 def unprovable(method: str, options: Mapping[str, Any]) -> str:

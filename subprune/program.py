@@ -95,7 +95,7 @@ class Program:
 
     @property
     def answer(self) -> int:
-        """Value id of the output that is looked at: the first floating one, or the first if there is none."""
+        """Value id of the output that is looked at: the first floating one, else the first."""
         floating = (v for v in self.outputs if self.values[v].dtype.is_floating_point)
         return next(floating, self.outputs[0])
 

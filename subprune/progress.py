@@ -71,7 +71,7 @@ def _interactive() -> bool:
 
 @contextlib.contextmanager
 def progress_bar(stages: Mapping[str, int], progress: bool | Callable[[Step], None] | None) -> Iterator[Progress]:
-    """Progress through the stages, each of so many steps; it is complete when the block ends without an error.
+    """Progress through stages of so many steps; complete when the block ends without an error.
 
     `progress` is None (a bar where somebody looks), True, False, or a function that gets every `Step`.
     """

@@ -1,4 +1,4 @@
-"""Multiply-adds of recurrent layers, which PyTorch's own counter does not see: they run as one kernel."""
+"""Multiply-adds of recurrent layers; PyTorch's counter does not see those that are one kernel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _GATES = {"LSTM": 4, "GRU": 3}
 def recurrent_flops(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """FLOPs of one call of an LSTM, GRU or RNN, or of a cell of one; None for any other module.
 
-    Every step of every layer and direction multiplies its input and the state before with the gates' weights:
-    ``2 · gates · hidden · (input + state)``, and with ``proj_size`` the state is made by ``2 · hidden · proj_size``
-    more. Padding in a packed sequence is no step.
+    Every step of every layer and direction multiplies its input and the state before with the
+    gates' weights: ``2 · gates · hidden · (input + state)``; with ``proj_size`` the state is made
+    by ``2 · hidden · proj_size`` more. Padding that a packed sequence left out is not a step.
     """
     if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
         return None

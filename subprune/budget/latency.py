@@ -47,7 +47,7 @@ class LatencyTarget:
         return small <= margin * self.allowed(dense)
 
     def verdict(self, dense: Latency, small: Latency) -> str:
-        """In words, whether it was met; where the spread of the calls covers the limit, that this cannot be said."""
+        """In words, whether it was met; neither is said where the calls' spread covers the limit."""
         said = (
             f"latency={self.asked!r} allows {self.allowed(dense.median) * 1e3:.3g} ms a call, "
             f"{small.median * 1e3:.3g} ms ({small.median / dense.median:.0%} of {dense.median * 1e3:.3g} ms) were "

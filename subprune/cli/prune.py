@@ -181,7 +181,7 @@ def _check_output(output: Path) -> None:
 
 
 def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) -> Result:
-    """The result with bounds for what was selected, in the way it was selected; the time they took is counted."""
+    """The result with bounds for what was selected, as it was selected; their time counts too."""
     from subprune.guarantees import guarantees
 
     watch = Stopwatch()

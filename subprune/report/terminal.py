@@ -53,7 +53,7 @@ def error_left(group: GroupPlan) -> str:
 
 
 def faster(report: Report) -> str:
-    """How the two times compare, in words: no verdict where the middle halves of the calls overlap."""
+    """How the two times compare: no verdict where the middle halves of the calls overlap."""
     if report.latency is None or not all(report.latency):
         return "–"
     a, b = report.latency
@@ -111,7 +111,7 @@ def report_text(report: Report) -> str:
 
 
 def comparisons(report: Report) -> list[tuple[str, str, str]]:
-    """How the outputs compare: what is said, the figure, and the inputs it is about with the figure on others."""
+    """How the outputs compare: a name, the figure, and the inputs it is about."""
     shown, fitted = report.compared, report.fitted
     figures: list[tuple[str, Callable[[Comparison], str]]] = []
     if not math.isnan(shown.agreement):
