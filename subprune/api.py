@@ -85,6 +85,10 @@ def prune(
         allocate: how the target is shared out over the groups: "knapsack", "error", "uniform", "equal-accuracy"
             (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or "knapsack".
         reweight: rewrite the weights of what reads the units, by least squares.
+        ridge: strength that draws new weights toward the old ones, relative to each column's energy; None chooses
+            it on held-out inputs, 0 is the paper's plain fit.
+        folds: into how many parts the inputs are divided; each is judged by a model fitted without it. None: 4, or 1
+            with ``ridge=0``, where nothing is held out.
         epsilon: between 0 and 1 for stochastic greedy.
         patches: "all", or "random" patches of each image.
         batchnorm: "recalibrate" takes BatchNorm statistics anew on `data` at the end; "sequential" layer after layer

@@ -19,13 +19,23 @@ from subprune.folds import FoldedStatistics
 from subprune.reweight import Reweighting, relative_error, solve
 from subprune.statistics import Statistics
 
-__all__ = ["STRENGTHS", "Fitted", "fit"]
+__all__ = ["FOLDS", "STRENGTHS", "Fitted", "fit", "fold_count"]
+
+FOLDS = 4
+"""Folds of the calibration inputs: each is judged by a fit to the other three."""
 
 STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the ridge that are tried, relative to each column's energy."""
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
+
+
+def fold_count(folds: int | None, ridge: float | None, reweight: bool) -> int:
+    """Into how many folds the inputs are divided: as asked, but the plain fit sees all of them at once."""
+    if folds is not None:
+        return folds
+    return FOLDS if reweight and ridge != 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True)

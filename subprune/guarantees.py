@@ -21,8 +21,9 @@ from subprune import bounds, budget
 from subprune.accept import check_model
 from subprune.borrow import given_back
 from subprune.calibrate import FORMS, Calibration
-from subprune.data import Batch, batches, fingerprint
+from subprune.data import Batch, batches, fingerprint, folded
 from subprune.errors import OptionError, closest
+from subprune.fit import fold_count
 from subprune.greedy import KeepOrder, greedy
 from subprune.methods import Method, Ranker
 from subprune.progress import Step, progress_bar
@@ -173,6 +174,7 @@ class Guarantees:
     groups: tuple[GroupGuarantee, ...]
     seed: int = 0  # of the random patches
     data: str = ""  # fingerprint of the inputs
+    ridge: float | None = 0.0  # of the fits on the way
 
     def __getitem__(self, name: str) -> GroupGuarantee:
         for group in self.groups:
@@ -233,6 +235,8 @@ def guarantees(
     only: Any = None,
     ignore: Any = None,
     patches: str = "all",
+    ridge: float | None = None,
+    folds: int | None = None,
     n_samples: int | None = 512,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
@@ -245,7 +249,9 @@ def guarantees(
     shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too. ``form="layer"``
     looks at the dense model; "sequential" and "asymmetric" prune group after group on the way, and so need one
     share, or budgets. ``patches="random"`` sees each image at as many random patches as the kernel has positions,
-    with the same `seed` at the same ones as `prune`. `progress` is that of `prune`.
+    with the same `seed` at the same ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups
+    before are fitted where the form prunes on the way; the bounds themselves are about plain fits. `progress` is
+    that of `prune`.
     Everything is computed in float64 on a copy; ``double=False`` leaves the model's own precision, with wider
     margins for rounding.
     """
@@ -256,17 +262,18 @@ def guarantees(
         tick("bounds: recording the model")
         taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
+        taken, parts = folded(taken, fold_count(folds, ridge, reweight=True) if form != "layer" else 1)
         exact = model
         if double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
-        calibration = Calibration.of(exact, taken)
+        calibration = Calibration.of(exact, taken, parts)
         groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold modules
         wanted = _counts(groups, shares, budgets)
         groups = [g for g in groups if g.name in wanted]
         tick.plan(bounds=len(groups))
         tick.enter("bounds")
-        proven = _look(calibration, groups, wanted, form, tick, seed=seed, patches=patches)
-    return Guarantees(form, patches, samples, proven, seed, seen)
+        proven = _look(calibration, groups, wanted, form, ridge, tick, seed=seed, patches=patches)
+    return Guarantees(form, patches, samples, proven, seed, seen, ridge)
 
 
 def _look(
@@ -274,6 +281,7 @@ def _look(
     groups: Sequence[Group],
     wanted: Mapping[str, tuple[int, ...]],
     form: str,
+    ridge: float | None,
     tick: Callable[[str], None],
     **choices: Any,
 ) -> tuple[GroupGuarantee, ...]:
@@ -291,7 +299,7 @@ def _look(
     if form == "layer":
         curves(calibration, groups, method, **choices)
     else:
-        walk(calibration, groups, method, {n: k[0] for n, k in wanted.items()}, **choices)
+        walk(calibration, groups, method, {n: k[0] for n, k in wanted.items()}, ridge=ridge, **choices)
     return tuple(proven)
 
 

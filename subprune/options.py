@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -13,15 +14,13 @@ from subprune.batchnorm import BATCHNORM
 from subprune.budget.allocate import RULES
 from subprune.budget.target import amount
 from subprune.errors import BudgetError, OptionError, closest
+from subprune.fit import fold_count
 from subprune.methods import find_method
 from subprune.progress import Step
 from subprune.registry import PATCHES
 from subprune.structure.select import as_items
 
 __all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
-
-FOLDS = 4
-"""Folds of the calibration inputs: each is judged by a model fitted to the other three."""
 
 TARGETS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 
@@ -116,6 +115,7 @@ class Options:
         self._check_contradictions()
         if not isinstance(self.reweight, bool):
             raise OptionError(f"reweight must be True or False, got {self.reweight!r}")
+        self._check_fit()
         if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1):
             raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
         if isinstance(self.multiple, bool) or not isinstance(self.multiple, int) or self.multiple < 1:
@@ -135,10 +135,8 @@ class Options:
 
     @property
     def parts(self) -> int:
-        """Into how many folds the inputs are divided; the plain fit of the paper sees all at once."""
-        if self.folds is not None:
-            return self.folds
-        return FOLDS if self.reweight and self.ridge != 0 else 1
+        """Into how many folds the inputs are divided."""
+        return fold_count(self.folds, self.ridge, self.reweight)
 
     @property
     def multiple(self) -> int:
@@ -161,6 +159,22 @@ class Options:
                 amount(name, getattr(self, name), 1)
         if self.budgets is not None and not isinstance(self.budgets, Mapping):
             raise BudgetError(f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}")
+
+    def _check_fit(self) -> None:
+        ridge, folds = self.ridge, self.folds
+        if ridge is not None and (
+            isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < inf
+        ):
+            raise OptionError(
+                f"ridge must be None, which chooses it, or a number of at least 0 (0.01 is strong), got {ridge!r}"
+            )
+        if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64):
+            raise OptionError(f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}")
+        for name, value in (("ridge", ridge), ("folds", folds)):
+            if value is not None and not self.reweight:
+                raise OptionError(
+                    f"{name}={value!r} is about fitted weights, and reweight=False fits none; omit one of them"
+                )
 
     def _check_contradictions(self) -> None:
         """Options that would be ignored silently are refused."""

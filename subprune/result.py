@@ -69,6 +69,8 @@ class Result:
         own = {"form": find_method(plan.method).form, "data": plan.data, "patches": plan.options.get("patches", "all")}
         if own["patches"] == "random":
             own["seed"] = plan.options.get("seed", 0)
+        if own["form"] != "layer":
+            own["ridge"] = plan.options.get("ridge", 0.0)
         differing = [f"{name}={getattr(found, name)!r} there, {x!r} here" for name, x in own.items()
                      if getattr(found, name) != x]  # fmt: skip
         if found.form != "layer":  # then every group depends on what the groups before have kept
@@ -77,7 +79,7 @@ class Result:
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, seed and form, and with budgets=result.plan.counts"
+                "data, n_samples, patches, ridge, seed and form, and with budgets=result.plan.counts"
             )
 
 

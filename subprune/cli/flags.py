@@ -11,7 +11,7 @@ __all__ = ["in_flags"]
 _FLAGS = {
     **{name: f"--{name}" for name in TARGETS},
     **{name: f"--{name}" for name in ("method", "allocate", "epsilon", "patches", "batchnorm", "only", "ignore")},
-    **{name: f"--{name}" for name in ("reweight", "seed")},
+    **{name: f"--{name}" for name in ("reweight", "seed", "ridge", "folds")},
     **{name: "--" + name.replace("_", "-") for name in ("train_data", "round_to", "n_samples", "data_dir")},
     "budgets": "--budget", "verify_data": "--verify", "time_calls": "--time",
 }  # fmt: skip

@@ -82,6 +82,17 @@ def prune(
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")] = None,
     reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
+    ridge: Annotated[
+        float | None,
+        typer.Option(
+            help="Strength that draws the new weights toward the old, relative to each input's energy; 0 is the "
+            "paper's plain fit [default: chosen on held-out inputs]."
+        ),
+    ] = None,
+    folds: Annotated[
+        int | None,
+        typer.Option(help="Parts of the data, each judged by a fit to the others [default: 4; 1 with --ridge 0]."),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Between 0 and 1: stochastic greedy, for the in-change methods.")
     ] = None,
@@ -114,7 +125,7 @@ def prune(
         "latency": _amount(latency), "keep": keep, "budgets": _budgets(budget), "method": method,
         "allocate": allocate, "seed": seed, "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm,
         "n_samples": n_samples, "only": only or None, "ignore": ignore or None, "epsilon": epsilon,
-        "patches": patches,
+        "patches": patches, "ridge": ridge, "folds": folds,
     }  # fmt: skip
     by_accuracy = (allocate or find_method(method).allocate or "").startswith("equal-")
     if by_accuracy:
@@ -186,7 +197,7 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
 
     watch = Stopwatch()
     plan = result.plan
-    same = {name: plan.options[name] for name in ("patches", "seed", "n_samples")}
+    same = {name: plan.options[name] for name in ("patches", "seed", "n_samples", "ridge", "folds")}
     try:
         proven = guarantees(
             net, inputs, form=find_method(plan.method).form, budgets=plan.counts, progress=progress, **same

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed
+from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed, weight_growth
 
 if TYPE_CHECKING:
     from subprune.compare import Comparison
@@ -41,7 +41,7 @@ def fragment(report: Report) -> str:
     """For a notebook: the table without its bars, whose style sheet is not there, and the lines of the terminal."""
     rows = [row[:5] + row[6:] for row in _group_rows(report.plan.groups)]
     lines = [f"{name}: {text}" for name, text in measured(report)] + [f"note: {note}" for note in report.notes]
-    table = html_table(_GROUP_HEAD[:5] + _GROUP_HEAD[6:], rows, numbers=(2, 3, 4))
+    table = html_table(_GROUP_HEAD[:5] + _GROUP_HEAD[6:], rows, numbers=(2, 3, 4, 5))
     return f"<p>{e(report.summary())}</p>{table}<p>{'<br>'.join(map(e, lines))}</p>"
 
 
@@ -126,7 +126,7 @@ def _network(r: Report) -> str:
     return f'<h2>What went where</h2>{legend}<div class="card net">{network(r.layers)}</div>'
 
 
-_GROUP_HEAD = ("group", "kind", "units", "kept", "error left", "", "read by")
+_GROUP_HEAD = ("group", "kind", "units", "kept", "error left (fitted)", "", "weights", "read by")
 
 
 def _group_rows(groups: Sequence[GroupPlan]) -> list[list[str]]:
@@ -135,7 +135,18 @@ def _group_rows(groups: Sequence[GroupPlan]) -> list[list[str]]:
         share = len(g.kept) / max(1, g.units)
         bar = f'<span class="bar"><i style="width:{share:.1%}"></i></span>'
         readers = _breakable(", ".join(g.consumers[:4]) + (" …" if len(g.consumers) > 4 else ""))
-        rows.append([_breakable(g.name), e(g.kind), str(g.units), str(len(g.kept)), error_left(g), bar, readers])
+        rows.append(
+            [
+                _breakable(g.name),
+                e(g.kind),
+                str(g.units),
+                str(len(g.kept)),
+                error_left(g),
+                bar,
+                weight_growth(g),
+                readers,
+            ]
+        )
     return rows
 
 
@@ -145,8 +156,11 @@ def _breakable(name: str) -> str:
 
 
 def _groups(r: Report) -> str:
-    text = "Error left: the share of what the next layers received from these units that is lost after reweighting."
-    table = html_table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4))
+    text = (
+        "Error left: the share of what the next layers received from these units that is lost after reweighting, on "
+        "rows of data that were not fitted (in brackets: on those that were). Weights: their norm over the old one."
+    )
+    table = html_table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4, 6))
     return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll groups">{table}</div>'
 
 
@@ -164,7 +178,8 @@ def _curves(r: Report) -> str:
     if not cards:
         return ""
     text = (
-        "For every number of units: the error that the greedy choice of so many leaves. The dashed line is the choice."
+        "For every number of units: the error that the greedy choice of so many leaves, with a plain fit and on the "
+        "inputs it was fitted to. The dashed line is the choice."
     )
     return f'<h2>Error curves</h2><p class="soft">{text}</p><div class="curves">{"".join(cards)}</div>'
 

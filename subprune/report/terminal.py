@@ -28,6 +28,7 @@ __all__ = [
     "report_text",
     "spent",
     "timed",
+    "weight_growth",
 ]
 
 
@@ -48,8 +49,17 @@ def percent(x: float, digits: int = 2) -> str:
 
 
 def error_left(group: GroupPlan) -> str:
-    """The error of a group in words; one that lost nothing is whole."""
-    return "whole" if len(group.kept) == group.units else percent(group.error)
+    """The error of a group in words, held-out rows first; one that lost nothing is whole."""
+    if len(group.kept) == group.units:
+        return "whole"
+    if math.isnan(group.held_out):
+        return f"{percent(group.error)} fitted" if group.rows else percent(group.error)
+    return f"{percent(group.held_out)} ({percent(group.error)})"
+
+
+def weight_growth(group: GroupPlan) -> str:
+    """How the norm of the weights that read the group has changed."""
+    return "–" if math.isnan(group.growth) else f"{group.growth:.2f}×"
 
 
 def faster(report: Report) -> str:
@@ -94,11 +104,12 @@ def report_table(report: Report) -> Table:
     """Kept units, group by group."""
     table = Table(title=escape(report.summary()), title_justify="left")
     for name, justify in (("group", "left"), ("kind", "left"), ("units", "right"), ("kept", "right"),
-                          ("error left", "right"), ("read by", "left")):  # fmt: skip
+                          ("error left (fitted)", "right"),
+                          ("weights", "right"), ("read by", "left")):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for g in report.plan.groups:
         readers = escape(", ".join(g.consumers))
-        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), error_left(g), readers)
+        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), error_left(g), weight_growth(g), readers)
     return table
 
 
