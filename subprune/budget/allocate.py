@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.budget.accuracy import accuracy_curves, equal_accuracy
+from subprune.budget.balanced import by_balance
 from subprune.budget.cache import Cache
 from subprune.budget.rules import by_error, by_knapsack, equal_fractions, explicit, fraction
 from subprune.budget.sampling import by_sampling
@@ -128,6 +129,12 @@ def _error(d: Demand) -> Counts:
 def _knapsack(d: Demand) -> Counts:
     """The smallest sum of all layers' reweighted input changes."""
     return by_knapsack(d.groups, d.error_curves, d.cost, d.target, d.rounding)
+
+
+@rule("balanced")
+def _balanced(d: Demand) -> Counts:
+    """Between knapsack and uniform: the geometric mean of both, no layer below half its even share."""
+    return by_balance(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
 @rule("score")
