@@ -11,7 +11,8 @@ import subprune
 __all__ = ["cause", "in_own_code", "place"]
 
 _OURS = Path(subprune.__file__).parent
-_PYTHON = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+_PYTHON = Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def place(error: BaseException) -> str:
@@ -45,8 +46,9 @@ def in_own_code(error: BaseException) -> bool:
 
 
 def _is_theirs(file: str) -> bool:
-    known = any(Path(file).is_relative_to(folder) for folder in (_OURS, *_PYTHON))
-    return not known and not file.startswith("<")
+    path = Path(file)
+    known = path.is_relative_to(_OURS) or path.is_relative_to(_PYTHON)
+    return not known and not _INSTALLED & set(path.parts) and not file.startswith("<")
 
 
 def _short(file: str) -> str:
