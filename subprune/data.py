@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import inspect
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from subprune.errors import DataError
 from subprune.record import Inputs
@@ -205,42 +203,76 @@ def _arguments(item: Any) -> Inputs:
 
 def first_samples(batch: Batch, count: int) -> Batch:
     """The first samples of a batch."""
-    return _samples(batch, 0, count)
+    return _samples(batch, slice(0, count))
 
 
-def _samples(batch: Batch, start: int, stop: int) -> Batch:
-    """Samples start … stop - 1 of a batch; tensors with another first dimension stay whole."""
+def _samples(batch: Batch, chosen: slice) -> Batch:
+    """Some samples of a batch; tensors with another first dimension stay whole."""
+    kept = len(range(batch.size)[chosen])
+    labels = None if batch.labels is None else batch.labels[chosen]
+    return Batch(tree_map(lambda x: x[chosen] if _per_sample(x, batch) else x, batch.inputs), labels, kept)
 
-    def cut(x: Any) -> Any:
-        whole = not isinstance(x, Tensor) or not x.ndim or x.shape[0] != batch.size
-        return x if whole else x[start:stop]
 
-    labels = None if batch.labels is None else batch.labels[start:stop]
-    return Batch(tree_map(cut, batch.inputs), labels, stop - start)
+def _per_sample(x: Any, batch: Batch) -> bool:
+    return isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch.size
 
 
 def folded(batches: Sequence[Batch], parts: int) -> tuple[list[Batch], list[int]]:
-    """The batches, and for each the number of the fold that it belongs to.
+    """Batches of the same samples, and for each the number of the fold that it belongs to.
 
-    Folds are numbered from 0 without gaps, at most `parts` of them, and are as equal in samples as
-    whole batches allow; only where there are fewer batches than parts are these cut, at the borders of
-    equal parts of all samples. No sample is moved, lost or repeated. A lone batch that cannot be cut
-    (of one sample, or with tensors of different lengths) makes one fold, so nothing can be held out.
+    Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by one,
+    so that data sorted by class gives folds that are alike, and what a fold gets of several batches is
+    put together again up to their size. Batches that cannot be taken apart (tensors of different
+    lengths) go to folds whole; a lone one makes one fold, so that nothing can be held out.
     """
     if parts < 1:
         raise DataError(f"the samples are divided into at least 1 part, got {parts}")
-    if len(batches) >= parts or not all(_divisible(b) for b in batches):
+    if parts == 1 or not all(_divisible(b) for b in batches):
         return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
-    total = sum(b.size for b in batches)
-    borders = sorted({round(i * total / parts) for i in range(1, parts)} - {0, total})
-    pieces, folds, start = [], [], 0
+    parts = min(parts, sum(b.size for b in batches))
+    hands: list[list[Batch]] = [[] for _ in range(parts)]
+    start = 0
     for batch in batches:
-        inside = [b - start for b in borders if start < b < start + batch.size]
-        for a, b in itertools.pairwise([0, *inside, batch.size]):
-            pieces.append(_samples(batch, a, b) if inside else batch)
-            folds.append(bisect.bisect_right(borders, start + a))
+        for fold in range(parts):
+            first = (fold - start) % parts
+            if first < batch.size:
+                hands[fold].append(_samples(batch, slice(first, None, parts)) if batch.size > 1 else batch)
         start += batch.size
-    return pieces, folds
+    pieces = [(b, fold) for fold, own in enumerate(hands) for b in _together(own, max(b.size for b in batches))]
+    return [b for b, _ in pieces], [fold for _, fold in pieces]
+
+
+def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
+    """The same samples in fewer batches, of at most so many samples each."""
+    joined: list[Batch] = []
+    for batch in batches:
+        both = _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
+        if both is None:
+            joined.append(batch)
+        else:
+            joined[-1] = both
+    return joined
+
+
+def _joined(a: Batch, b: Batch) -> Batch | None:
+    """Two batches as one; None where their tensors are not alike."""
+    (flat_a, spec), (flat_b, other) = tree_flatten(a.inputs), tree_flatten(b.inputs)
+    if spec != other or (a.labels is None) != (b.labels is None):
+        return None
+    leaves = []
+    for x, y in zip(flat_a, flat_b, strict=True):
+        if _per_sample(x, a) and _per_sample(y, b) and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype:
+            leaves.append(torch.cat([x, y]))
+        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
+            return None
+        else:
+            leaves.append(x)
+    labels = None
+    if a.labels is not None and b.labels is not None:
+        if a.labels.shape[1:] != b.labels.shape[1:] or a.labels.dtype != b.labels.dtype:
+            return None
+        labels = torch.cat([a.labels, b.labels])
+    return Batch(tree_unflatten(leaves, spec), labels, a.size + b.size)
 
 
 def _divisible(batch: Batch) -> bool:

@@ -48,22 +48,31 @@ def _order(batches: list[Batch]) -> list[int]:
         ((5, 1, 5), 4),
     ],
 )
-def test_folds_hold_every_sample_once_in_order(sizes: tuple[int, ...], parts: int) -> None:
+def test_folds_hold_every_sample_once(sizes: tuple[int, ...], parts: int) -> None:
     given = _ranges(*sizes)
     pieces, folds = folded(given, parts)
-    assert _order(pieces) == list(range(sum(sizes)))
+    assert sorted(_order(pieces)) == list(range(sum(sizes)))
     assert all(torch.equal(b.labels, b.inputs[0][0][:, 0]) and b.size == len(b.labels) for b in pieces)
     assert sorted(set(folds)) == list(range(min(parts, sum(sizes))))
     held = [sum(b.size for b, f in zip(pieces, folds, strict=True) if f == k) for k in range(parts)]
-    if len(sizes) >= parts:
-        assert all(a is b for a, b in zip(pieces, given, strict=True))  # whole batches are not cut
-    else:
-        assert max(held) - min(held) <= 1
+    assert max(held) - min(held) <= 1
+    assert max(b.size for b in pieces) <= max(sizes)
+    assert len(pieces) <= len(sizes) + parts
 
 
-def test_folds_of_unequal_batches_are_balanced_by_samples() -> None:
-    _, folds = folded(_ranges(8, 1, 1, 1, 5), 2)
-    assert folds == [0, 1, 1, 1, 1]
+def test_folds_of_sorted_data_are_alike() -> None:
+    """Every fourth sample goes to the same fold, across batches."""
+    pieces, folds = folded(_ranges(6, 7, 3), 4)
+    for fold in range(4):
+        own = _order([b for b, f in zip(pieces, folds, strict=True) if f == fold])
+        assert own == list(range(fold, 16, 4))
+
+
+def test_one_fold_leaves_the_batches_alone() -> None:
+    given = _ranges(3, 4)
+    pieces, folds = folded(given, 1)
+    assert all(a is b for a, b in zip(pieces, given, strict=True))
+    assert folds == [0, 0]
 
 
 def test_a_shared_tensor_stays_whole_and_a_lone_batch_that_cannot_be_cut_makes_one_fold() -> None:
