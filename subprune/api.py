@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -206,8 +205,9 @@ def _walk_and_cut(
         if not isinstance(said, dict):
             done.notes += [*notes, *said]
             return done, left, small, eager
-        counts, demand = _without(demand, counts, said, options)
         notes += [f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()]
+        counts, demand, missed = _without(demand, counts, said, options)
+        notes += [f"target missed: {missed}"] if missed else []
 
 
 def _counts(demand: Demand, options: Options) -> dict[str, int]:
@@ -218,8 +218,8 @@ def _counts(demand: Demand, options: Options) -> dict[str, int]:
 
 def _without(
     demand: Demand, counts: dict[str, int], failed: Mapping[str, str], options: Options
-) -> tuple[dict[str, int], Demand]:
-    """The target shared out over the other groups; if they cannot meet it, the widths they had."""
+) -> tuple[dict[str, int], Demand, str]:
+    """The target shared out over the other groups; if they cannot meet it, the widths they had, and why."""
     structure = demand.calibration.structure
     demand.calibration.structure = replace(structure, refused={**structure.refused, **failed})
     left = {name: k for name, k in counts.items() if name not in failed}
@@ -227,10 +227,12 @@ def _without(
         raise StructureError(broken(structure, failed, next(iter(failed.values()))))
     smaller = copy.copy(demand)  # with the curves that were computed already
     smaller.groups = [g for g in demand.groups if g.name not in failed]
-    if options.budgets is None:
-        with contextlib.suppress(BudgetError):
-            return _counts(smaller, options), smaller
-    return left, smaller
+    if options.budgets is not None:
+        return left, smaller, ""
+    try:
+        return _counts(smaller, options), smaller, ""
+    except BudgetError as error:
+        return left, smaller, str(error)
 
 
 def _walk(

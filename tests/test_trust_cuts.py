@@ -32,6 +32,7 @@ from subprune.structure import CostModel, Structure, find_groups
 from subprune.structure.build import owner
 from subprune.surgery import attempt, cut
 from subprune.twin import TOLERANCE, match
+from subprune.walk import Decision, Walk
 
 QUIET: Any = {"progress": False, "time_calls": False}
 HALF = 1000  # products of so many terms are summed in blocks, which a cut shifts
@@ -275,9 +276,37 @@ def test_work_survives_though_the_target_is_out_of_reach() -> None:
     model, _ = STUBBORN["wide"].build()
     result = prune(model, torch.randn(128, 6), compression=6, **QUIET)
     assert result.plan.counts.keys() == {"fc2"}
-    assert any("fc1" in note for note in result.report.notes)
+    assert any("left whole: fc1" in note for note in result.report.notes)
+    assert any("target missed" in note and "nearest feasible" in note for note in result.report.notes)
     with pytest.raises(StructureError, match=r"group 'fc1' cannot be cut.*at least 10"):
         prune(model, torch.randn(128, 6), budgets={"fc1": 4}, **QUIET)
+
+
+@pytest.mark.parametrize("between", [nn.Identity, Casting, Insisting])
+def test_rounding_of_finished_work_is_a_remark(between: Callable[[], nn.Module]) -> None:
+    """Weights that cancel, as an ill-conditioned solve leaves them: the model comes back, with what was measured."""
+    model, x = IllConditioned(between()), torch.randn(64, 8)
+    calibration = Calibration.of(model, batches(x, model))
+    kept = pairs(calibration.structure)
+    decisions = {name: Decision(name, tuple(units), tuple(units)) for name, units in kept.items()}
+    run_ = calibration.start()
+    small, _, remarks = api._realise(calibration, Walk(decisions, run_.tensors, run_))
+    assert isinstance(remarks, list)
+    assert "from rounding alone" in remarks[0]
+    assert small.get_submodule("fc1").out_features == len(kept["fc1"])
+
+
+def test_groups_to_blame_are_found_after_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should the check before the work miss something, the rest is pruned as if that group had not been asked for."""
+    monkeypatch.setattr(api, "check_groups", lambda model, structure, groups, *rest: check.Check(tuple(groups)))
+    model, _ = STUBBORN["hard-coded"].build()
+    x = torch.randn(64, 6)
+    result = prune(model, x, params="80%", allocate="uniform", **QUIET)
+    assert result.plan.counts.keys() == {"fc2"}
+    assert result.report.parameters[1] <= 0.8 * result.report.parameters[0]
+    assert "shape" in result.report.refused["fc1"]
+    alone = prune(model, x, params="80%", allocate="uniform", ignore="fc1", **QUIET)
+    torch.testing.assert_close(result.model(x), alone.model(x))
 
 
 @pytest.mark.parametrize("seed", range(3))
