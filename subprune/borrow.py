@@ -1,9 +1,10 @@
 """A model is borrowed for a run and given back as it was; so is the state of the process.
 
-`borrowed` is the only way in which a caller's model is run. The run sees the caller's modules, but private copies
-of their tensors and containers: whatever it writes is written into copies, and afterwards every reference is put
-back. Values therefore never need to be restored, and parameters keep their identity, gradients and versions.
-`given_back` stands around every public function and puts everything back once more, whatever ended the call.
+`borrowed` is the only way in which a caller's model is run. The run sees the caller's modules, but
+private copies of their tensors and containers: whatever it writes is written into copies, and
+afterwards every reference is put back. Values therefore never need to be restored, and parameters
+keep their identity, gradients and versions. `given_back` stands around every public function and puts
+everything back once more, whatever ended the call.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ __all__ = ["borrowed", "follow", "given_back", "reachable"]
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
-# Dicts and sets that PyTorch itself keeps in every module: tensors, children, hooks. Others may hold references to
-# them (the handle of a hook does), so they are changed and restored in place.
+# Dicts and sets that PyTorch itself keeps in every module: tensors, children, hooks. Others may hold
+# references to them (the handle of a hook does), so they are changed and restored in place.
 _TABLES = frozenset(name for name, x in vars(nn.Module()).items() if isinstance(x, dict | set))
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, deque)
 _SIMPLE = frozenset({type(None), bool, int, float, str})
 
-_one_at_a_time = threading.RLock()  # a model lent to two threads at once would be given back to neither
+_one_at_a_time = threading.RLock()  # lent to two threads at once, it would be given back to neither
+_NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 
 @contextlib.contextmanager
-def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = MappingProxyType({})) -> Iterator[None]:
+def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = _NONE) -> Iterator[None]:
     """Lend the model, in eval mode, for runs that leave no trace.
 
-    Inside, parameters, buffers and other tensors of the modules are copies, or those that `stand_ins` has for them
-    by their ``id``. Objects of other classes that hold tensors are not looked into.
+    Inside, parameters, buffers and other tensors of the modules are copies, or those that `stand_ins`
+    has for them by their ``id``. Objects of other classes that hold tensors are not looked into.
     """
     with _one_at_a_time:
         snapshot = _Snapshot(model)
@@ -58,7 +60,7 @@ def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = MappingProxyTyp
 
 @contextlib.contextmanager
 def _kept(model: object) -> Iterator[None]:
-    """Whatever happens inside, the model and the process are afterwards as before; nothing is copied."""
+    """Whatever happens inside, model and process are afterwards as before; nothing is copied."""
     with _one_at_a_time:  # while nobody has borrowed it
         snapshot = _Snapshot(model if isinstance(model, nn.Module) else None)
     try:
@@ -70,7 +72,7 @@ def _kept(model: object) -> Iterator[None]:
 
 
 def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """A public function that gets a model first (or something with a ``model``) and leaves it as it was."""
+    """A public function that gets a model first, or an object with one, and leaves it as it was."""
     first = next(iter(inspect.signature(function).parameters))
 
     @functools.wraps(function)
@@ -88,10 +90,8 @@ class _Snapshot:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.process = ProcessState()
-        self.modules = [
-            (m, type(m), m.training, dict(vars(m)), {n: x.copy() for n, x in vars(m).items() if _is_table(n, x)})
-            for m in ([] if model is None else reachable(model)[0])
-        ]
+        modules = [] if model is None else reachable(model)[0]
+        self.modules = [(m, type(m), m.training, dict(vars(m)), _tables(m)) for m in modules]
 
     def lend(self, copies: _Copies) -> None:
         """Put copies in the place of tensors and of containers."""
@@ -123,8 +123,10 @@ class _Snapshot:
         self.process.restore()
 
 
-def _is_table(name: str, x: object) -> bool:
-    return name in _TABLES and isinstance(x, dict | set)
+def _tables(module: nn.Module) -> dict[str, Any]:
+    """Copies of the module's own dicts and sets; a scripted module has others in their place."""
+    named = {name: vars(module)[name] for name in _TABLES if name in vars(module)}
+    return {name: x.copy() for name, x in named.items() if isinstance(x, dict | set)}
 
 
 def _put(holder: dict[Any, Any], key: Any, x: Any) -> None:
@@ -133,7 +135,7 @@ def _put(holder: dict[Any, Any], key: Any, x: Any) -> None:
 
 
 def _refill(holder: Any, entries: Any) -> None:
-    """The same entries in the same order, compared by identity; nothing is written where nothing has changed."""
+    """The same entries in the same order; nothing is written where nothing has changed."""
     if isinstance(entries, dict) and list(holder) == list(entries):
         for key, x in entries.items():
             _put(holder, key, x)
@@ -169,10 +171,13 @@ def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
 
 
 class _Copies:
-    """Private copies of tensors and containers. What was one object is one copy, what shares memory still does."""
+    """Private copies of tensors and containers.
+
+    What was one object is one copy, and what shared memory still does.
+    """
 
     def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
-        self.made: dict[int, Any] = dict(stand_ins)  # by id of the original, which the snapshot keeps alive
+        self.made: dict[int, Any] = dict(stand_ins)  # by id of the original, which is kept alive
         self.storages: dict[int, Any] = {}
 
     def of(self, x: Any) -> Any:
@@ -210,9 +215,10 @@ class _Copies:
         storage = x.untyped_storage()
         if storage._cdata not in self.storages:
             self.storages[storage._cdata] = storage.clone()
+        new = self.storages[storage._cdata]
         with torch.no_grad():
             empty = torch.empty(0, dtype=x.dtype, device=x.device)
-            return empty.set_(self.storages[storage._cdata], x.storage_offset(), x.shape, x.stride())
+            return empty.set_(new, x.storage_offset(), x.shape, x.stride())
 
 
 @contextlib.contextmanager

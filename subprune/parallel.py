@@ -32,7 +32,7 @@ def _workers() -> int:
 
 def _start() -> None:
     _inside.worker = True
-    torch.get_num_threads()  # a new thread takes over the process's number when it first asks: not later than now
+    torch.get_num_threads()  # a thread takes over the process's number when it first asks: now
     torch.set_num_threads(1)  # of this thread, and of threads to come
 
 
@@ -45,7 +45,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 def _started(workers: int) -> ThreadPoolExecutor:
-    """A pool whose threads all run already, so that the caller's threads to come have the caller's number again."""
+    """A pool whose threads all run already: threads to come have the caller's number again."""
     pool = ThreadPoolExecutor(workers, "subprune", initializer=_start)
     ready = threading.Barrier(workers + 1)
     try:
@@ -79,7 +79,7 @@ def _submit(function: Callable[..., Found], *args: Any) -> Future[Found]:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """After an error, nothing that was begun inside goes on: it may look at what the caller is given back."""
+    """After an error, nothing that was begun inside goes on: it may use what is given back."""
     before = set(_begun())
     try:
         yield

@@ -1,4 +1,4 @@
-"""What belongs to the whole process: random numbers, PyTorch's switches, functions and hooks for all modules."""
+"""What belongs to the whole process: random numbers, PyTorch's switches, functions and hooks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _random_numbers() -> list[tuple[Callable[[Any], Any], Any]]:
     sources: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
         (random.setstate, random.getstate()),
-        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  (the one that old code draws from)
+        (np.random.set_state, np.random.get_state()),  # noqa: NPY002  (old code draws from it)
     ]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         sources.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))

@@ -111,7 +111,7 @@ class Program:
             want = self.values[vid].shape
             if tuple(x.shape) != want:
                 raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
-            # What a module that is run as a whole does to its inputs, or to views of them, was not recorded.
+            # What a module that is run as a whole does to its inputs, or to views, was not recorded.
             env[vid] = x.clone() if vid in self._written or self.opaque else x
         return env
 

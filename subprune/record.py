@@ -191,9 +191,9 @@ def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[s
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Parameters and buffers under one name each, and the other names of those tied to other modules' tensors.
+    """Parameters and buffers under one name each, and the other names of tied ones.
 
-    A module that is registered under two names is one module: the second name ties nothing to anything.
+    A module that is registered under two names is one module: the second name ties nothing.
     """
     first: dict[int, str] = {}
     state: dict[str, Tensor] = {}
@@ -233,7 +233,7 @@ def plain(result: Any) -> Any:
 
 
 def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> None:
-    """Two functions, opaque modules and the attention fast path are replaced; `borrowed` puts them all back.
+    """Replace two functions, opaque modules and the attention fast path; `borrowed` puts them back.
 
     PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all.
     """

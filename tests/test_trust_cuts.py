@@ -19,7 +19,7 @@ from zoo import ZOO, clone, gap, run, some_units
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
-from subprune import check, inspect, prune
+from subprune import api, check, inspect, prune
 from subprune.budget import Rounding
 from subprune.calibrate import Calibration
 from subprune.check import check_groups
