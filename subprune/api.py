@@ -81,8 +81,9 @@ def prune(
         keep: target: fraction of the units of every group.
         budgets: target: units to keep, by group; groups that are not named stay whole.
         method: who chooses the units; see ``subprune methods``.
-        allocate: how the target is shared out over the groups: "knapsack", "error", "uniform", "equal-accuracy"
-            (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or "knapsack".
+        allocate: how the target is shared out over the groups: "balanced", "knapsack", "error", "uniform",
+            "equal-accuracy" (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or
+            "balanced".
         reweight: rewrite the weights of what reads the units, by least squares.
         ridge: strength that draws new weights toward the old ones, relative to each column's energy; None chooses
             it on held-out inputs, 0 is the paper's plain fit.
@@ -315,4 +316,5 @@ def _realise(calibration: Calibration, done: Walk) -> tuple[nn.Module, bool, lis
     def problem(some: Mapping[str, Sequence[int]]) -> str:
         return attempt(full, structure, some, few().inputs, program=few().program, share=True).match.problem
 
-    return cut.model, cut.eager, blame(kept, problem)
+    # Where the few inputs show nothing wrong, nobody in particular is to blame: all are.
+    return cut.model, cut.eager, blame(kept, problem) or dict.fromkeys(kept, cut.match.problem)

@@ -16,6 +16,7 @@ from subprune.report.terminal import as_text
 __all__ = ["Forecast", "ForecastGroup", "forecast"]
 
 NEEDS_DATA = {
+    "balanced": "the error curves of the dense model",
     "knapsack": "the error curves of the dense model",
     "error": "the error curves of the dense model",
     "score": "the method's scores",

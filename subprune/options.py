@@ -80,7 +80,7 @@ class Options:
     """See `subprune.prune` for what each one means."""
 
     method: str
-    allocate: str | None = None  # None: the method's own rule, or "knapsack"
+    allocate: str | None = None  # None: the method's own rule, or "balanced"
     budgets: Mapping[str, int] | None = None
     keep: float | None = None
     compression: float | None = None
@@ -131,7 +131,7 @@ class Options:
     @property
     def rule(self) -> str:
         """The budget rule that is used."""
-        return self.allocate or find_method(self.method).allocate or "knapsack"
+        return self.allocate or find_method(self.method).allocate or "balanced"
 
     @property
     def parts(self) -> int:

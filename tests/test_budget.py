@@ -37,7 +37,7 @@ from subprune.methods import find_method
 from subprune.ranking import curves, in_order
 from subprune.structure.cost import CostModel
 
-RULES = ("uniform", "error", "knapsack", "equal-accuracy", "equal-agreement")
+RULES = ("uniform", "error", "knapsack", "balanced", "equal-accuracy", "equal-agreement")
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def _reading(verification: Calibration) -> Reading:
     if reading.dim is None:
         raise DataError(
             "equal accuracy and equal agreement compare classes, and the model's outputs are numbers; give allocate= "
-            "another rule, such as 'knapsack' or 'uniform'"
+            "another rule, such as 'balanced' or 'uniform'"
         )
     return reading
 

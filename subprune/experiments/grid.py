@@ -21,7 +21,7 @@ CURVES_OF = {"seq-in-change": "layer-in-change", "asym-in-change": "layer-in-cha
 """Whose curves a method's budgets are taken from, where it is not the method itself."""
 
 EQUAL = ("equal-accuracy", "equal-agreement")
-WITH_CURVES = (*EQUAL, "error", "knapsack")
+WITH_CURVES = (*EQUAL, "balanced", "error", "knapsack")
 """Rules that look at one curve per layer, measured on the dense network."""
 
 
