@@ -178,7 +178,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
     count = n if steps is None else steps
 
     def ours() -> Any:
-        return greedy(group_statistics(group, "layer", run, run)[0], n)
+        return greedy([s.whole() for s in group_statistics(group, "layer", run, run)[0]], n)
 
     ours()  # warm
     seconds, order = timed(ours)

@@ -85,13 +85,25 @@ def main() -> None:
         after = perplexity(result.model, ids, args.windows, args.context)
         least = min(result.plan.groups, key=lambda g: len(g.kept) / g.units)
         row = {
-            "model": args.folder.name, "removed": args.removed, "allocate": rule, "only": args.only or "",
-            "sequences": args.sequences, "length": args.length, "windows": args.windows, "context": args.context,
-            "seed": args.seed, "dense": round(dense, 3), "perplexity": round(after, 3), "ratio": round(after / dense, 3),
-            "agreement": round(result.report.agreement, 4), "fitted_agreement": round(result.report.fitted.agreement, 4),
-            "narrowest": f"{least.name} {len(least.kept)}/{least.units}", "seconds": round(seconds),
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
-        }  # fmt: skip
+            "model": args.folder.name,
+            "removed": args.removed,
+            "allocate": rule,
+            "only": args.only or "",
+            "sequences": args.sequences,
+            "length": args.length,
+            "windows": args.windows,
+            "context": args.context,
+            "seed": args.seed,
+            "dense": round(dense, 3),
+            "perplexity": round(after, 3),
+            "ratio": round(after / dense, 3),
+            "agreement": round(result.report.agreement, 4),
+            "fitted_agreement": round(result.report.fitted.agreement, 4),
+            "narrowest": f"{least.name} {len(least.kept)}/{least.units}",
+            "seconds": round(seconds),
+            "threads": torch.get_num_threads(),
+            "machine": f"{platform.machine()}, torch {torch.__version__}",
+        }
         print(row, flush=True)
         for note in result.report.notes:
             print("note:", note, flush=True)

@@ -18,7 +18,7 @@ from subprune.borrow import given_back
 from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
 from subprune.check import Check, blame, check_groups, few_inputs
-from subprune.data import Batch, batches, folded, take
+from subprune.data import batches, take
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
@@ -127,10 +127,9 @@ def prune(
     with progress_bar({**STAGES, "setup": 2 + more}, progress) as tick:
         tick("reading data")
         given = take(data, model, n_samples, forward=forward, seed=seed)
-        taken, parts = folded(given.batches, options.parts)
         watch.lap("reading data")
         tick("recording the model")
-        calibration = Calibration.of(model, taken, parts)
+        calibration = Calibration.of(model, given.batches, options.parts)
         checked = _groups(calibration, options)
         watch.lap("structure")
         if more:
@@ -146,7 +145,7 @@ def prune(
         tick.plan(budgets=demand.steps(options.rule, latency), **steps)
         done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
         done.notes[:0] = checked.notes
-        done.notes += [*given.remarks, *_finish(small, calibration, given.batches, done, batchnorm)]
+        done.notes += [*given.remarks, *_finish(small, calibration, done, batchnorm)]
         watch.lap("check")
         tick.enter("measuring")
         return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
@@ -249,16 +248,14 @@ def _walk(
     return done, left
 
 
-def _finish(
-    small: nn.Module, calibration: Calibration, given: Sequence[Batch], done: Walk, batchnorm: str
-) -> list[str]:
-    """What else the smaller model needs; remarks for the report. `given`: the batches as the caller made them."""
+def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
+    """What else the smaller model needs; remarks for the report."""
     notes = sync_config(small, calibration.structure, {name: d.kept for name, d in done.decisions.items()})
     if batchnorm == "recalibrate":
-        layers = recalibrate(small, given)
-        notes = [*notes, f"BatchNorm statistics taken anew in {len(layers)} layers"]
+        layers = recalibrate(small, calibration.given)
+        notes = [*notes, f"BatchNorm statistics re-estimated in {len(layers)} layers"]
     if batchnorm == "sequential":
-        notes = [*notes, f"BatchNorm statistics taken anew in {len(done.renewed) // 2} layers, one after another"]
+        notes = [*notes, f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} layers, one after another"]
     return list(notes)
 
 

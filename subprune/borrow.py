@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from subprune import parallel
 from subprune.process import ProcessState
 
-__all__ = ["borrowed", "follow", "given_back", "reachable"]
+__all__ = ["borrowed", "follow", "given_back", "reachable", "undisturbed"]
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -39,6 +39,13 @@ _SIMPLE = frozenset({type(None), bool, int, float, str})
 
 _one_at_a_time = threading.RLock()  # lent to two threads at once, it would be given back to neither
 _NONE: Mapping[int, Tensor] = MappingProxyType({})
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No other thread has borrowed a model meanwhile."""
+    with _one_at_a_time:
+        yield
 
 
 @contextlib.contextmanager

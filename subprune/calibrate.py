@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from subprune import parallel
 from subprune.batchnorm import pooled
-from subprune.data import Batch, signature
+from subprune.data import Batch, folded, signature
 from subprune.errors import DataError, SubpruneError
 from subprune.folds import FoldedStatistics
 from subprune.fuse import Folds
@@ -193,13 +193,24 @@ class Calibration:
     structure: Structure
     programs: Sequence[Program]  # one per batch
     folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
+    given: Sequence[Batch] = ()  # the same inputs in the caller's own batches
     cache: dict[str, Any] = field(default_factory=dict, repr=False)  # what methods computed for all groups at once
 
     @classmethod
-    def of(cls, model: nn.Module, batches: Sequence[Batch], folds: Sequence[int] = ()) -> Calibration:
-        """Record the model once per shape of batch."""
-        programs = _programs(model, batches, {})
-        return cls(model, batches, analyse(programs[0]), programs, folds)
+    def of(cls, model: nn.Module, batches: Sequence[Batch], folds: int = 1) -> Calibration:
+        """Record the model once per shape of batch, its inputs divided into folds.
+
+        A model that takes batches of certain sizes only, or another path for others, has its batches dealt out whole.
+        """
+        parts, numbers = folded(batches, folds)
+        try:
+            programs = _programs(model, parts, {})
+        except DataError:
+            if folds == 1:
+                raise
+            parts, numbers = folded(batches, folds, whole=True)
+            programs = _programs(model, parts, {})
+        return cls(model, parts, analyse(programs[0]), programs, numbers, batches)
 
     @property
     def n_folds(self) -> int:
@@ -209,7 +220,8 @@ class Calibration:
     def on(self, batches: Sequence[Batch]) -> Calibration:
         """The same model and structure with other batches."""
         known = {signature(b.inputs): p for b, p in zip(self.batches, self.programs, strict=True)}
-        return Calibration(self.model, batches, self.structure, _programs(self.model, batches, known))
+        programs = _programs(self.model, batches, known)
+        return Calibration(self.model, batches, self.structure, programs, given=batches)
 
     def start(self) -> Run:
         """A run of the dense model, before its first operation."""

@@ -217,17 +217,18 @@ def _per_sample(x: Any, batch: Batch) -> bool:
     return isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch.size
 
 
-def folded(batches: Sequence[Batch], parts: int) -> tuple[list[Batch], list[int]]:
+def folded(batches: Sequence[Batch], parts: int, *, whole: bool = False) -> tuple[list[Batch], list[int]]:
     """Batches of the same samples, and for each the number of the fold that it belongs to.
 
     Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by one,
     so that data sorted by class gives folds that are alike, and what a fold gets of several batches is
     put together again up to their size. Batches that cannot be taken apart (tensors of different
-    lengths) go to folds whole; a lone one makes one fold, so that nothing can be held out.
+    lengths), or that are to stay `whole`, go to folds as they are; a lone one makes one fold, so that
+    nothing can be held out.
     """
     if parts < 1:
         raise DataError(f"the samples are divided into at least 1 part, got {parts}")
-    if parts == 1 or not all(_divisible(b) for b in batches):
+    if whole or parts == 1 or not all(_divisible(b) for b in batches):
         return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
     parts = min(parts, sum(b.size for b in batches))
     hands: list[list[Batch]] = [[] for _ in range(parts)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subprune.folds import FoldedStatistics
-from subprune.reweight import Reweighting, relative_error, solve
+from subprune.reweight import relative_error, solve
 from subprune.statistics import Statistics
 
 __all__ = ["FOLDS", "STRENGTHS", "Fitted", "fit", "fold_count"]
@@ -24,8 +24,12 @@ __all__ = ["FOLDS", "STRENGTHS", "Fitted", "fit", "fold_count"]
 FOLDS = 4
 """Folds of the calibration inputs: each is judged by a fit to the other three."""
 
-STRENGTHS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Strengths of the ridge that are tried, relative to each column's energy."""
+STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Strengths of the ridge that are tried, relative to each column's energy.
+
+The weakest is about the rounding of statistics that were multiplied in float32: it changes no direction that data
+tells of, and keeps weights from growing along those that only rounding does.
+"""
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
@@ -66,48 +70,66 @@ def fit(
     whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights. ridge: None
     chooses the strength.
     """
-    strengths = (ridge,) if ridge is not None else STRENGTHS
-    trials: list[_Trial] = []
+    columns = whole.columns(kept)
+    strength, held_out = _UNJUDGED if ridge is None else ridge, float("nan")
+    versions: tuple[Tensor, ...] = ()
     if folded.folds > 1:
-        trials = [_trial(folded, fold, kept, old, strengths) for fold in range(folded.folds)]
-        totals = [sum(t.left[i] for t in trials) for i in range(len(strengths))]
-        best = min(range(len(strengths)), key=totals.__getitem__)
-    else:
-        best, strengths = 0, (_UNJUDGED if ridge is None else ridge,)
-    final = solve(whole, kept, ridge=strengths[best], toward=old)
-    energy = sum(t.energy for t in trials)
+        trials = [_Trial(folded, fold, columns, old) for fold in range(folded.folds)]
+        strength = _best_strength(trials) if ridge is None else ridge
+        versions = tuple(trial.weight(strength) for trial in trials)
+        energy = sum(trial.energy for trial in trials)
+        held_out = sum(trial.error(strength) for trial in trials) / energy if energy else 0.0
+    final = solve(whole, kept, ridge=strength, toward=old)
     return Fitted(
         weight=final.weight,
-        versions=tuple(t.weights[best] for t in trials),
-        ridge=strengths[best],
+        versions=versions,
+        ridge=strength,
         energy=whole.energy,
         error=final.error,
-        held_out=(totals[best] / energy if energy else 0.0) if trials else float("nan"),
-        growth=_growth(whole, kept, final, old),
+        held_out=held_out,
+        growth=_growth(columns, final.weight, old),
         columns=final.columns,
         rank=final.rank,
         rows=whole.rows,
     )
 
 
-@dataclass(frozen=True)
 class _Trial:
-    """One fold: the weights fitted without it for every strength, and what each leaves of its energy."""
+    """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked for."""
 
-    weights: list[Tensor]
-    left: list[float]
-    energy: float
+    def __init__(self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor) -> None:
+        self.columns, self.old = columns, old
+        self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
+        self.energy = self.unseen.energy
+        self._known: dict[float, tuple[Tensor, float]] = {}
+
+    def _fit(self, strength: float) -> tuple[Tensor, float]:
+        """The weights [q, m] of the kept columns, and what they leave of the fold's energy."""
+        if strength not in self._known:
+            every = self.seen.units.unique().tolist()
+            weight = solve(self.seen, every, ridge=strength, toward=self.old[self.columns]).weight
+            self._known[strength] = weight, relative_error(self.unseen, weight) * self.energy
+        return self._known[strength]
+
+    def error(self, strength: float) -> float:
+        """What the fit leaves of the fold's energy."""
+        return self._fit(strength)[1]
+
+    def weight(self, strength: float) -> Tensor:
+        """The fitted weights [d, m]."""
+        new = torch.zeros(self.old.shape, dtype=torch.float64, device=self.seen.gram.device)
+        new[self.columns] = self._fit(strength)[0]
+        return new
 
 
-def _trial(folded: FoldedStatistics, fold: int, kept: Sequence[int], old: Tensor, strengths: Sequence[float]) -> _Trial:
-    seen, unseen = folded.without(fold), folded.only(fold)
-    weights = [solve(seen, kept, ridge=strength, toward=old).weight for strength in strengths]
-    left = [relative_error(unseen, weight) * unseen.energy for weight in weights]
-    return _Trial(weights, left, unseen.energy)
+def _best_strength(trials: Sequence[_Trial]) -> float:
+    """The strength with the least held-out error: the best for the first fold, or a neighbour that all prefer."""
+    errors = [trials[0].error(strength) for strength in STRENGTHS]
+    best = errors.index(min(errors))
+    near = STRENGTHS[max(0, best - 1) : best + 2]
+    return min(near, key=lambda strength: sum(trial.error(strength) for trial in trials))
 
 
-def _growth(stats: Statistics, kept: Sequence[int], new: Reweighting, old: Tensor) -> float:
-    columns = stats.columns(kept)
-    before = float(torch.linalg.vector_norm(old.to(new.weight)[columns]))
-    after = float(torch.linalg.vector_norm(new.weight[columns]))
-    return after / before if before else float("nan")
+def _growth(columns: Tensor, new: Tensor, old: Tensor) -> float:
+    before = float(torch.linalg.vector_norm(old.to(new)[columns]))
+    return float(torch.linalg.vector_norm(new[columns])) / before if before else float("nan")

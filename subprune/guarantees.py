@@ -21,7 +21,7 @@ from subprune import bounds, budget
 from subprune.accept import check_model
 from subprune.borrow import given_back
 from subprune.calibrate import FORMS, Calibration
-from subprune.data import Batch, batches, fingerprint, folded
+from subprune.data import Batch, batches, fingerprint
 from subprune.errors import OptionError, closest
 from subprune.fit import fold_count
 from subprune.greedy import KeepOrder, greedy
@@ -262,7 +262,7 @@ def guarantees(
         tick("bounds: recording the model")
         taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
-        taken, parts = folded(taken, fold_count(folds, ridge, reweight=True) if form != "layer" else 1)
+        parts = fold_count(folds, ridge, reweight=True) if form != "layer" else 1
         exact = model
         if double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]

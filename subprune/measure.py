@@ -96,6 +96,8 @@ def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
     finally:
         for hook in hooks:
             hook.remove()
+            # PyTorch forgets to remove the entry that says that a hook takes keyword arguments.
+            getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {}).pop(hook.id, None)
 
 
 @dataclass(frozen=True)

@@ -170,8 +170,8 @@ class Options:
             )
         if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64):
             raise OptionError(f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}")
-        for name, value in (("ridge", ridge), ("folds", folds)):
-            if value is not None and not self.reweight:
+        for name, value, plain in (("ridge", ridge, 0), ("folds", folds, 1)):
+            if value not in (None, plain) and not self.reweight:
                 raise OptionError(
                     f"{name}={value!r} is about fitted weights, and reweight=False fits none; omit one of them"
                 )

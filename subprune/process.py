@@ -20,7 +20,8 @@ WHOLE = ("linear", "scaled_dot_product_attention")
 LOG = "torch._subclasses.fake_tensor"
 """Name of the logger that is silenced meanwhile."""
 
-_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_forward_hooks_always_called")
+_HOOKS = tuple(n for n, x in vars(nn_module).items() if n.startswith("_global_") and isinstance(x, dict))
+"""Tables of hooks on all modules."""
 
 
 class ProcessState:

@@ -110,10 +110,10 @@ def make_result(
 ) -> Result:
     """Plan and report of a finished pruning."""
     tick("comparing outputs")
-    dense, first = calibration.model, calibration.batches[0]
+    dense, first = calibration.model, calibration.given[0]
     tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
     parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
-    data = fingerprint(calibration.batches)
+    data = fingerprint(calibration.given)
     plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program

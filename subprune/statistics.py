@@ -88,6 +88,13 @@ class Statistics:
         wanted = torch.tensor([-1, *(int(unit) for unit in kept)], device=self.units.device)
         return torch.isin(self.units, wanted).nonzero().flatten()
 
+    def part(self, columns: Tensor) -> Statistics:
+        """The same of some columns [q] only; the target stays."""
+        if len(columns) == self.width:
+            return self
+        gram = self.gram.index_select(0, columns).index_select(1, columns)
+        return replace(self, gram=gram, cross=self.cross[columns], sums=self.sums[columns], units=self.units[columns])
+
     def without(self, gone: Tensor) -> Statistics:
         """The same with some columns (gone: [d] bool) all zero; the target stays."""
         on = (~gone).to(self.gram)

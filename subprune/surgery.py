@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune.attributes import sync_attributes, sync_modules
-from subprune.borrow import reachable
+from subprune.borrow import reachable, undisturbed
 from subprune.errors import BudgetError, StructureError
 from subprune.masking import Keep, keep_mask, mask
 from subprune.program import Inputs, Program
@@ -53,10 +53,11 @@ def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
 
     With `share`, parameters and buffers are the model's own: cutting replaces them and never writes into them.
     """
-    known = {id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf}
-    if share:
-        known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, known)
+    with undisturbed():
+        known = {id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf}
+        if share:
+            known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
+        return copy.deepcopy(model, known)
 
 
 def cut_in_place(

@@ -153,6 +153,7 @@ def _decide(ranker: Ranker, method: Method) -> tuple[Decision, Ranking]:
     if isinstance(ranked, KeepOrder):
         decision.errors = tuple(float(e) for e in ranked.errors)
         decision.dependent = ranked.dependent
+        decision.rank = sum(ranked.ranks[:k])
     decision.seconds = time.perf_counter() - started
     return decision, ranking
 
@@ -248,7 +249,7 @@ def _note_fits(decision: Decision, fits: Sequence[Fitted]) -> None:
     decision.ridge = tuple(f.ridge for f in fits)
     decision.growth = max(f.growth for f in fits)
     decision.rows = min(f.rows for f in fits)
-    decision.rank = sum(f.rank for f in fits)
+    decision.rank = decision.rank or sum(f.rank for f in fits)
     decision.columns = sum(f.columns for f in fits)
 
 

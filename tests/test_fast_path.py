@@ -54,7 +54,7 @@ def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
 
 def same_or_tied(plain: ModuleType, group: Group, run: Run, steps: int, tie: float) -> None:
     """The same picks, or the first different one gains as much, within `tie` of that gain."""
-    found: KeepOrder = greedy(group_statistics(group, "layer", run, run)[0], group.n_units)
+    found: KeepOrder = greedy([s.whole() for s in group_statistics(group, "layer", run, run)[0]], group.n_units)
     rows, weight, units = raw(group, run)
     expected = plain.select(rows, weight, units, steps)
     for step, (a, b) in enumerate(zip(found.order[:steps], expected.order, strict=True)):

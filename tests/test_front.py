@@ -202,7 +202,11 @@ def test_labels_give_an_accuracy(lenet: nn.Module, images: Tensor) -> None:
     report = subprune.prune(lenet, (images, labels), keep=0.8).report
     assert report.accuracy is not None
     assert report.accuracy[0] == pytest.approx(float((lenet(images).argmax(-1) == labels).float().mean()))
-    assert report.accuracy_on == "the calibration data"
+    assert report.accuracy_on == "held-out inputs"
+    assert report.held_out is not None
+    assert report.accuracy == report.held_out.accuracy
+    plain = subprune.prune(lenet, (images, labels), keep=0.8, ridge=0).report
+    assert plain.accuracy_on == "the calibration data"
     report = subprune.prune(lenet, images, keep=0.8, verify_data=(images[:20], labels[:20])).report
     assert report.accuracy is not None
     assert report.accuracy_on == "the verification data"
@@ -213,7 +217,7 @@ def test_labels_give_an_accuracy(lenet: nn.Module, images: Tensor) -> None:
 
 
 def test_report_says_what_was_measured(lenet: nn.Module, images: Tensor) -> None:
-    result = subprune.prune(lenet, images, keep=0.6, time_calls=True)
+    result = subprune.prune(lenet, images, keep=0.6, time_calls=True, ridge=0)  # nothing held out
     report = result.report
     with torch.no_grad():
         a, b = lenet(images), result.model(images)

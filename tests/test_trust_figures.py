@@ -179,7 +179,7 @@ def test_accuracy_needs_labels_for_every_batch() -> None:
 def segmented() -> Report:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1))
-    return subprune.prune(model, torch.randn(20, 3, 6, 6), keep=0.5, **QUIET).report
+    return subprune.prune(model, torch.randn(20, 3, 6, 6), keep=0.5, ridge=0, **QUIET).report
 
 
 def test_report_on_fitted_inputs_says_so(segmented: Report) -> None:
@@ -395,8 +395,9 @@ def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> Non
     assert set(report.parts) == {"reading data", "structure", "budgets", "pruning", "check", "measuring"}
     assert report.parts["reading data"] >= 0.3
     assert f"time: {report.seconds:.2f} s: reading data" in str(report)
-    assert "reading data 0.3" in str(report)
-    assert "reading data 0.3" in report.to_html()
+    shown = f"reading data {report.parts['reading data']:.2f}"
+    assert shown in str(report)
+    assert shown in report.to_html()
     assert Report.from_json(report.to_json()).parts.keys() == report.parts.keys()
 
 

@@ -200,7 +200,7 @@ def test_an_exporter_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatc
     subprune.export(model, tmp_path / "model.pt2", example=x)
     assert picture(model, x) == before
     for error in (Interrupted, KeyboardInterrupt):
-        monkeypatch.setattr(sys.modules["subprune.export"], "_difference", raising(error))
+        monkeypatch.setattr(sys.modules["subprune.export"], "_gaps", raising(error))
         with pytest.raises(error):
             subprune.export(model, tmp_path / "other.pt2", example=x)
         assert picture(model, x) == before

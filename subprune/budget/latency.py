@@ -122,7 +122,7 @@ def _at(demand: Demand, name: str, share: float) -> Counts:
 
 def _timer(demand: Demand) -> Timer:
     """Seconds per call of the model cut to so many units; any units, they all take as long."""
-    structure, inputs = demand.calibration.structure, demand.calibration.batches[0].inputs
+    structure, inputs = demand.calibration.structure, demand.calibration.given[0].inputs
     dense = demand.calibration.model
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
