@@ -71,11 +71,11 @@ def fit(
     chooses the strength.
     """
     columns = whole.columns(kept)
-    strength, held_out = _UNJUDGED if ridge is None else ridge, float("nan")
+    strength, held_out = _UNJUDGED if ridge is None else float(ridge), float("nan")
     versions: tuple[Tensor, ...] = ()
     if folded.folds > 1:
         trials = [_Trial(folded, fold, columns, old) for fold in range(folded.folds)]
-        strength = _best_strength(trials) if ridge is None else ridge
+        strength = _best_strength(trials) if ridge is None else strength
         versions = tuple(trial.weight(strength) for trial in trials)
         energy = sum(trial.energy for trial in trials)
         held_out = sum(trial.error(strength) for trial in trials) / energy if energy else 0.0

@@ -262,7 +262,7 @@ def guarantees(
         tick("bounds: recording the model")
         taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
-        parts = fold_count(folds, ridge, reweight=True) if form != "layer" else 1
+        parts = fold_count(folds, ridge, reweight=True)  # which also say where random patches are taken
         exact = model
         if double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
