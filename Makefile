@@ -5,11 +5,12 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.package
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test lint types unit docs package bench clean
+.PHONY: help setup demo test quick lint types unit docs package bench clean
 
 help:
 	@echo "make demo   prune the shipped LeNet at five ratios; models and report go to demo-output/"
 	@echo "make test   lint, type check and all tests"
+	@echo "make quick  lint and the fast tests, under a minute"
 	@echo "make docs   build the documentation to build/site, warnings as errors"
 	@echo "make package  wheel and sdist, installed and tried in a clean environment"
 	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); up to two hours"
@@ -33,6 +34,11 @@ demo: $(BASE)
 	$(BIN)/subprune demo --output demo-output
 
 test: lint types unit
+
+# The numerical core, structure discovery and the figures of reports: no training, no browser, no processes.
+QUICK := greedy reweight objective statistics scores select inspect fuse model_config adding_a_method random_nets
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist load $(QUICK:%=tests/test_%.py)
 
 lint: setup
 	$(BIN)/ruff check .
