@@ -85,8 +85,8 @@ def prune(
             "equal-accuracy" (labelled `verify_data`), "equal-agreement", "score" or "sampling"; the method's own, or
             "balanced".
         reweight: rewrite the weights of what reads the units, by least squares.
-        ridge: strength that draws new weights toward the old ones, relative to each column's energy; None chooses
-            it on held-out inputs, 0 is the paper's plain fit.
+        ridge: strength that draws new weights toward the old ones, relative to the inputs' mean energy; None chooses it
+            on held-out inputs, 0 is the paper's plain fit.
         folds: into how many parts the inputs are divided; each is judged by a model fitted without it. None: 4, or 1
             with ``ridge=0``, where nothing is held out.
         epsilon: between 0 and 1 for stochastic greedy.

@@ -1,10 +1,12 @@
 """New weights of a layer once the kept units are known, regularised, and judged on inputs it was not fitted to.
 
-The fit minimises ``‖Y − B_S X‖² + λ·Σ_j G_jj·‖X_j − W_j‖²``: least squares, drawn toward the old weights W by a
-ridge that is relative to each column's own energy. A strength λ is tried on all inputs but one fold and judged
-on that fold; the one with the least error over all folds is used. The model itself is then fitted to all
-inputs. The fits without a fold are kept too: together they are a version of the model that has not seen the
-fold, to be judged on it.
+The fit minimises ``‖Y − B_S X‖² + λ·ḡ·‖X − W_S‖²``: least squares, drawn toward the old weights W by a ridge
+relative to ḡ, the mean energy of a kept column. A column that is hardly ever active keeps its old weight: the
+data says nothing better, and a weight fitted to its noise would be large and wrong on other inputs.
+
+A strength λ is tried on all inputs but one fold and judged on that fold; the one with the least error over all
+folds is used. The model itself is then fitted to all inputs. The fits without a fold are kept too: together they
+are a version of the model that has not seen the fold, to be judged on it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ FOLDS = 4
 """Folds of the calibration inputs: each is judged by a fit to the other three."""
 
 STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Strengths of the ridge that are tried, relative to each column's energy.
+"""Strengths of the ridge that are tried, relative to the mean energy of a column.
 
 The weakest is about the rounding of statistics that were multiplied in float32: it changes no direction that data
 tells of, and keeps weights from growing along those that only rounding does.

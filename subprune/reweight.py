@@ -43,8 +43,9 @@ def solve(
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
 
     "least-squares" minimises ``‖Y − B_S X‖²``; with ``intercept`` a constant column joins in, whose
-    weights are the shift of the bias. A `ridge` adds ``ridge · Σ_j G_jj·‖X_j − toward_j‖²``, which draws the
-    weights of the columns, not of the constant, to `toward` [d, m]; the error is reported without it.
+    weights are the shift of the bias. A `ridge` adds ``ridge · ḡ · ‖X − toward‖²``, with ḡ the mean of the kept
+    columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and those of
+    columns about which the data says little most of all; the error is reported without it.
     "none" keeps the given ``weight`` [d, m] on the kept columns.
     """
     if method not in METHODS:
@@ -59,7 +60,7 @@ def solve(
         new[columns] = weight.detach().to(new)[columns]
         return Reweighting(new, None, relative_error(stats, new), len(columns), 0, float("nan"), "none")
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
-    pull = ridge * gram.diagonal().clamp_min(0)  # [q], strength of the ridge on each column
+    pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
         sums = stats.sums[columns]
         count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)

@@ -53,8 +53,8 @@ def same(a: Statistics, b: Statistics) -> None:
 
 
 def ridge_by_hand(b: Tensor, y: Tensor, old: Tensor, strength: float) -> Tensor:
-    """min ‖Y − BX‖² + λ·Σ_j G_jj·‖X_j − W_j‖² as one least-squares problem with more rows."""
-    pull = (strength * b.square().sum(0)).sqrt().diag()
+    """min ‖Y − BX‖² + λ·mean(G_jj)·‖X − W‖² as one least-squares problem with more rows."""
+    pull = (strength * b.square().sum(0).mean()).sqrt() * torch.eye(b.shape[1], dtype=b.dtype)
     more = torch.cat([b, pull]), torch.cat([y, pull @ old])
     return torch.linalg.lstsq(*more, driver="gelsd").solution
 
@@ -131,6 +131,20 @@ def test_weights_do_not_explode() -> None:
     assert plain.growth > 100
     assert drawn.growth < 0.25 * plain.growth
     assert drawn.held_out < plain.held_out
+
+
+def test_a_column_that_is_hardly_ever_active_keeps_its_weight() -> None:
+    """Its few rows would give it any weight; on other inputs it may be as active as the rest."""
+    generator = torch.Generator().manual_seed(0)
+    b = torch.randn(40, 4, generator=generator, dtype=torch.float64)
+    b[:, 3] = 0
+    b[5, 3] = 1e-3
+    y = b[:, :3].sum(1, keepdim=True) + 0.1 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    folds = FoldedStatistics([gathered(b[f::4], y[f::4], torch.arange(4)) for f in range(4)])
+    old = torch.ones(4, 1, dtype=torch.float64)
+    plain, drawn = (fit(folds, folds.whole(), range(4), old, r).weight for r in (0.0, None))
+    assert float(plain[3].abs()) > 10
+    assert float(drawn[3]) == pytest.approx(1.0, abs=0.05)
 
 
 # ---- whole models -----------------------------------------------------------------------------------

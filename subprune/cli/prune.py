@@ -85,8 +85,8 @@ def prune(
     ridge: Annotated[
         float | None,
         typer.Option(
-            help="Strength that draws the new weights toward the old, relative to each input's energy; 0 is the "
-            "paper's plain fit [default: chosen on held-out inputs]."
+            help="Strength that draws the new weights toward the old, relative to the inputs' mean energy; 0 is "
+            "the paper's plain fit [default: chosen on held-out inputs]."
         ),
     ] = None,
     folds: Annotated[
