@@ -4,7 +4,7 @@
 
 Prints seconds for the curves (22 fractions per layer, only what lies after the layer rerun, on values kept from
 one dense pass), seconds for one plain evaluation times the number of (layer, fraction) pairs, and the ratio, all
-from one run. `--images` and `--every` (every so-manyth layer) make it shorter; what was left out is printed.
+from one run. `--images` and `--every` (only every n-th layer) make it shorter; what was left out is printed.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
     only = _paper_layers("resnet56", model)
     for name, options in {
         "subprune, default": {},
-        "subprune, default, BatchNorm taken anew": {"batchnorm": "recalibrate"},
+        "subprune, default, BatchNorm re-estimated": {"batchnorm": "recalibrate"},
         "subprune, layer-weight-norm without reweighting": {"method": "layer-weight-norm", "reweight": False},
-        "subprune, layer-weight-norm without reweighting, BatchNorm taken anew": {
+        "subprune, layer-weight-norm without reweighting, BatchNorm re-estimated": {
             "method": "layer-weight-norm",
             "reweight": False,
             "batchnorm": "recalibrate",
@@ -53,7 +53,7 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         seconds, small = timed(lambda cut=cut, ratio=ratio: cut(ratio))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
         anew, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
-        found.append(_row(f"Torch-Pruning, {name}, BatchNorm taken anew", seconds + anew, small, test, size))
+        found.append(_row(f"Torch-Pruning, {name}, BatchNorm re-estimated", seconds + anew, small, test, size))
     return found
 
 

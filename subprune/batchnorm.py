@@ -1,4 +1,4 @@
-"""BatchNorm statistics taken anew on the calibration data: once at the end, or layer after layer during a run."""
+"""BatchNorm statistics re-estimated on the calibration data: once at the end, or layer after layer during a run."""
 
 from __future__ import annotations
 

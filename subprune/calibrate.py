@@ -61,7 +61,7 @@ class Run:
         self.position = 0
         self.override: dict[int, Override] = {}
         self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
-        self.renew: Mapping[int, tuple[str, str]] = {}  # norms whose mean and variance are taken anew on the way
+        self.renew: Mapping[int, tuple[str, str]] = {}  # norms whose mean and variance are re-estimated on the way
 
     @property
     def on_cpu(self) -> bool:

@@ -186,12 +186,12 @@ class Options:
         if self.budgets is not None and self.round_to is not None:
             raise OptionError(
                 f"budgets= says exactly how many units each group keeps, so round_to={self.round_to!r} has no say; "
-                "leave it away"
+                "omit it"
             )
         shipped = find_method(self.method).order.__module__ == "subprune.methods"
         if self.epsilon is not None and shipped and not self.method.endswith("in-change"):
             raise OptionError(
-                f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; leave it away, or use "
+                f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; omit it, or use "
                 "one of layer-in-change, seq-in-change, asym-in-change"
             )
         if self.allocate is None:
@@ -199,12 +199,12 @@ class Options:
         if self.budgets is not None:
             raise OptionError(
                 f"budgets= says how many units each group keeps, so there is nothing for allocate={self.allocate!r} "
-                "to share out; leave one of them away"
+                "to share out; omit one of them"
             )
         if self.keep is not None and self.allocate not in ("uniform", "score"):
             raise OptionError(
                 f"keep={self.keep!r} keeps the same fraction of every group, so allocate={self.allocate!r} has no say; "
-                "leave allocate away, or ask for compression= or speedup= instead"
+                "omit allocate, or ask for compression= or speedup= instead"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Method:
             all_labels(setting.train_data, f"train_data: method {self.name!r}")
         elif setting.train_data is not None:
             users = ", ".join(m.name for m in METHODS.values() if m.needs_train_data)
-            raise OptionError(f"method {self.name!r} makes no use of train_data, only {users} does; leave it away")
+            raise OptionError(f"method {self.name!r} makes no use of train_data, only {users} does; omit it")
         if self.needs_labels:
             all_labels(setting.calibration, f"method {self.name!r}")
 

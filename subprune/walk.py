@@ -59,7 +59,7 @@ class Walk:
     dense: Run  # of the dense model, past the last group
     versions: list[dict[str, Tensor]] = field(default_factory=list)  # the same fitted without each fold
     override: dict[int, Override] = field(default_factory=dict)  # corrected operations of the masked model
-    renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were taken anew
+    renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
 
 
@@ -78,7 +78,7 @@ def walk(
     """Decide every group in forward order.
 
     The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left, with
-    `renew` at what it computes once the BatchNorm statistics on the way are taken anew.
+    `renew` at what it computes once the BatchNorm statistics on the way are re-estimated.
     `ridge` draws fits toward the old weights, None with a strength chosen on held-out inputs.
     `choices` are those of `Setting`: seed, epsilon, patches, train_data.
     """

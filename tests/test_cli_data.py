@@ -129,8 +129,8 @@ def test_arrays_called_y_are_labels_everywhere(tmp_path: Path) -> None:
 # ---- words ------------------------------------------------------------------------------------------
 
 SAID = {
-    "latency='60%' is met by timing calls, and time_calls=False forbids it; leave time_calls away":
-        "--latency 60% is met by timing calls, and --no-time forbids it; leave it away",
+    "latency='60%' is met by timing calls, and time_calls=False forbids it; omit time_calls":
+        "--latency 60% is met by timing calls, and --no-time forbids it; omit it",
     "ask for speedup= instead": "ask for --speedup instead",
     "draws batches from the training set: give train_data=": "draws batches from the training set: give --train-data",
     "budgets= says it, so round_to=8 has no say": "--budget says it, so --round-to 8 has no say",

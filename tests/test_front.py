@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no say"),
     "budgets as a list": ({"budgets": [3, 4]}, BudgetError, "must be a dict"),
     "too few params": ({"params": 10}, BudgetError, "cannot be reached"),
-    "latency without timing": ({"latency": "60%", "time_calls": False}, OptionError, "leave time_calls away"),
+    "latency without timing": ({"latency": "60%", "time_calls": False}, OptionError, "omit time_calls"),
     "timing in words": ({"keep": 0.5, "time_calls": "yes"}, OptionError, "True, False or None"),
     "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no say"),
     "epsilon of a norm": ({"keep": 0.5, "method": "weight-norm", "epsilon": 0.1}, OptionError, "stochastic greedy"),

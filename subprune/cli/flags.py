@@ -21,7 +21,7 @@ _PHRASES = {
     "reweight=False": "--no-reweight",
     "time_calls=False": "--no-time",
     "time_calls=True": "--time",
-    "leave time_calls away": "leave it away",
+    "omit time_calls": "omit it",
     ", ".join(TARGETS): ", ".join(_FLAGS[name] for name in TARGETS),
 }
 _QUOTES = "\"'"
