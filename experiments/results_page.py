@@ -98,8 +98,8 @@ def page(config: Config, rows: list[Row], notes: str) -> str:
         "where the paper measures accuracy on 10,000 labelled images; LayerSampling and the global methods have rules "
         "of their own, the first with δ = 1e-12, in the paper 1e-16. In brackets: the paper's top-1, and the share of "
         "the dense accuracy that is left, ours less the paper's, in points. In the authors' code every reweighted or "
-        "sequential run has BatchNorm re-estimated on the way, because the network is left in training mode; here it is "
-        "a switch. A dash: not run.",
+        "sequential run has BatchNorm re-estimated on the way, because the network is left in training mode; here it "
+        "is a switch. A dash: not run.",
         *not_run(config, found),
     ]
     for finetune in config.finetune:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.budget import Rounding, Target
-from subprune.budget.balanced import LEAST_SHARE, by_balance
-from subprune.budget.rules import equal_fractions
+from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
+from subprune.budget.rules import by_knapsack
 from subprune.data import batches, folded
 from subprune.errors import OptionError
 from subprune.experiments.datasets import load
@@ -308,7 +308,35 @@ def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None
     cost = CostModel(model, structure)
     target = Target("params", int(share * cost.params({})), f"params={share:.0%}")
     counts = by_balance(groups, curves, cost, target, Rounding())
-    even = equal_fractions(groups, cost, target, Rounding())
+    even = even_share(groups, cost, target, Rounding())
     assert all(counts[g.name] >= int(LEAST_SHARE * even[g.name]) for g in groups)
     assert counts[groups[0].name] <= even[groups[0].name]  # the curves still have their say
     assert target.fits(cost, counts)
+    bare = by_knapsack(groups, curves, cost, target, Rounding())
+    assert bare[groups[0].name] < int(LEAST_SHARE * even[groups[0].name])  # what must not happen by default
+
+
+def test_few_strong_units_among_many_do_not_hide_the_rest() -> None:
+    """Two layers with the same curve but for one massive unit in the first: they get the same width."""
+    model = nn.Sequential(nn.Linear(9, 400), nn.Linear(400, 9), nn.Linear(9, 400), nn.Linear(400, 9))
+    structure = find_groups(model, torch.randn(2, 9))
+    wide = [g for g in structure.groups if g.n_units == 400]
+    slow = [(1 - k / 400) ** 2 for k in range(401)]
+    massive = [1.0, *(1e-3 * e for e in slow[1:])]
+    curves = {wide[0].name: curve(massive), wide[1].name: curve(slow)}
+    cost = CostModel(model, structure)
+    target = Target("params", int(0.6 * cost.params({})), "params=60%")
+    counts = by_balance(wide, curves, cost, target, Rounding())
+    assert abs(counts[wide[0].name] - counts[wide[1].name]) <= 4
+
+
+def test_three_heads_are_not_the_first_to_lose_one() -> None:
+    """With a fifth removed, equal fractions rounded down would take a third of every small group."""
+    model = nn.Sequential(nn.Linear(50, 3), nn.Linear(3, 50), nn.Linear(50, 200), nn.Linear(200, 50))
+    structure = find_groups(model, torch.randn(2, 50))
+    groups = [g for g in structure.groups if g.n_units in (3, 200)]
+    curves = {g.name: curve([1 - k / g.n_units for k in range(g.n_units + 1)]) for g in groups}
+    cost = CostModel(model, structure)
+    target = Target("params", int(0.8 * cost.params({})), "params=80%")
+    counts = by_balance(groups, curves, cost, target, Rounding())
+    assert counts[groups[0].name] == 3

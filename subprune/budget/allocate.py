@@ -133,7 +133,7 @@ def _knapsack(d: Demand) -> Counts:
 
 @rule("balanced")
 def _balanced(d: Demand) -> Counts:
-    """Between knapsack and uniform: the geometric mean of both, no layer below half its even share."""
+    """Between knapsack and uniform: the geometric mean of both, no layer far below its even share."""
     return by_balance(d.groups, d.error_curves, d.cost, d.target, d.rounding)
 
 
