@@ -296,7 +296,7 @@ def curve(errors: list[float]) -> KeepOrder:
     return KeepOrder(tuple(range(n)), torch.zeros(n), torch.tensor(errors, dtype=torch.float64), (1,) * n, ())
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.6])
 def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None:
     """One layer's first unit explains nearly everything, as massive activations do: knapsack would strip it bare."""
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
