@@ -351,13 +351,15 @@ def group_statistics(
     dense: Run,
     generator: torch.Generator | None = None,
     gone: Mapping[int, Tensor] | None = None,
+    clip: float | None = None,
 ) -> tuple[list[FoldedStatistics], Run | None]:
     """Statistics of all reweightable consumers of a group, block by block, in folds.
 
     Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
     ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one. With
     a `generator`, convolutions are seen at as many random patches of each image as their kernel has positions.
-    `gone` says, by operation, which inputs of a consumer were removed with other groups before.
+    `gone` says, by operation, which inputs of a consumer were removed with other groups before. With `clip`, rows of
+    a linear consumer count with at most so many times the median energy, where the target is made of the rows.
 
     No consumer is computed twice: the last one only has its input looked at, since its weights are about to
     change; where the target needs the dense outputs, a fork of the dense run that has passed all
@@ -368,7 +370,7 @@ def group_statistics(
     folds = 1 + max(current.folds)
     readers = {c.use.op: reader(c, program, f"layer {c.name!r}") for c in consumers}
     gather = {
-        op: [ConsumerStatistics(own, symmetric, generator=generator) for _ in range(folds)]
+        op: [ConsumerStatistics(own, symmetric, generator=generator, clip=clip) for _ in range(folds)]
         for op, own in readers.items()
     }
     source, passed = current.fork(), None if symmetric else dense.fork()

@@ -180,8 +180,8 @@ class Options:
         """Options that would be ignored silently are refused."""
         if self.latency is not None and self.time_calls is False:
             raise OptionError(
-                f"latency={self.latency!r} is met by timing calls, and time_calls=False forbids it; leave time_calls "
-                "away, or ask for speedup= instead"
+                f"latency={self.latency!r} is met by timing calls, and time_calls=False forbids it; omit time_calls"
+                ", or ask for speedup= instead"
             )
         if self.budgets is not None and self.round_to is not None:
             raise OptionError(

@@ -45,6 +45,7 @@ class Setting:
     epsilon: float | None = None  # of stochastic greedy, None for the plain one
     patches: str = "all"  # of the statistics: "all", or "random" ones, as many per image as the kernel has positions
     train_data: Calibration | None = None  # a larger labelled set, for methods that draw from it
+    clip: float | None = None  # times the median energy that a row counts with at most; None: as it is
 
     def generator(self, *purpose: str) -> torch.Generator:
         """Random numbers that depend on the seed and the purpose only, not on what was drawn before."""
@@ -85,7 +86,9 @@ class Ranker:
     def folded(self) -> list[FoldedStatistics]:
         """G, C, t of every consumer, in the method's form, fold by fold."""
         sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
-        blocks, self.passed = group_statistics(self.group, self.form, self.current, self.dense, sampled, self.gone)
+        blocks, self.passed = group_statistics(
+            self.group, self.form, self.current, self.dense, sampled, self.gone, self.setting.clip
+        )
         return blocks
 
     @cached_property

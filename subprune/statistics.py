@@ -297,6 +297,20 @@ class Consumer:
         return [block.flatten(1).T for block in weight.chunk(self.groups)]
 
 
+def clipped(rows: Tensor, most: float | None) -> Tensor:
+    """Rows [n, d] of which none has more than `most` times the median energy: longer ones are shortened.
+
+    A few tokens of a language model can carry more energy than all others together.
+    """
+    if most is None or len(rows) < 2:
+        return rows
+    energies = rows.square().sum(1)
+    limit = most * energies.median()
+    if float(limit) <= 0 or not bool((energies > limit).any()):
+        return rows
+    return rows * (limit / energies.clamp_min(limit)).sqrt()[:, None]
+
+
 class ConsumerStatistics:
     """Collects one consumer's statistics, batch by batch.
 
@@ -312,9 +326,10 @@ class ConsumerStatistics:
         symmetric: bool,
         max_bytes: int = MAX_BYTES,
         generator: torch.Generator | None = None,
+        clip: float | None = None,
     ) -> None:
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
-        self.generator = generator
+        self.generator, self.clip = generator, clip
         self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}  # by the size of the inputs, one per block
         m = 0 if symmetric else consumer.outputs // consumer.groups
         self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
@@ -329,7 +344,7 @@ class ConsumerStatistics:
             form = "symmetric: give b only" if self.symmetric else "asymmetric: give the dense output y"
             raise OptionError(f"{self.consumer.where}: these statistics are {form}")
         if self.consumer.conv is None:
-            rows = b.reshape(-1, b.shape[-1])
+            rows = clipped(b.reshape(-1, b.shape[-1]), self.clip if self.symmetric else None)
             self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
             return
         if self.generator is not None:

@@ -58,6 +58,12 @@ class Demand:
         return curves(self.calibration, self.groups, self.method, **{**self.looks, "epsilon": None})
 
     @cached_property
+    def typical_curves(self) -> dict[str, KeepOrder]:
+        """The same, but that no row of data counts for much more than a typical one."""
+        choices = {**self.looks, "epsilon": None, "clip": _CLIP}
+        return curves(self.calibration, self.groups, self.method, **choices)
+
+    @cached_property
     def target(self) -> Target:
         if self.compression is not None:
             limit = int(self.cost.params({}) / self.compression)
@@ -92,6 +98,8 @@ class Demand:
         """Arguments for one look at all groups of the dense model."""
         return {**self.choices, "tick": self.tick}
 
+
+_CLIP = 10.0  # times the median energy that a row of data counts with at most
 
 RULES: dict[str, Callable[[Demand], Counts]] = {}
 
@@ -134,7 +142,7 @@ def _knapsack(d: Demand) -> Counts:
 @rule("balanced")
 def _balanced(d: Demand) -> Counts:
     """Between knapsack and uniform: the geometric mean of both, no layer far below its even share."""
-    return by_balance(d.groups, d.error_curves, d.cost, d.target, d.rounding)
+    return by_balance(d.groups, d.typical_curves, d.cost, d.target, d.rounding)
 
 
 @rule("score")

@@ -1,18 +1,17 @@
 """Budgets between two extremes: the smallest sum of errors, and the same fraction everywhere.
 
-Error curves are relative to what a layer receives. Where a few directions carry most of that energy (a language
-model's massive activations), a handful of units explains nearly all of it, and the smallest sum of errors strips
-the layer of everything else it does. Hence three precautions. Curves are taken relative to what the strongest one in
-a hundred units leave, which hardly changes ordinary ones. Widths are the geometric mean of those with the smallest
-sum of errors and of equal fractions: on ResNet56 better than either. And no group falls far below its even share,
-which is rounded up, so that groups of few large units (three heads) are not the first to lose one.
+Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a language model's
+massive activations), a handful of units explains nearly all of it, and the smallest sum of errors strips the layer of
+everything else it does. Hence three precautions. The curves are those of typical rows: none counts with more than a few
+times the median energy. Widths are the geometric mean of those with the smallest sum of errors and of equal
+fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
+groups of few large units (three heads) are not the first to lose one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -24,10 +23,12 @@ from subprune.structure.cost import CostModel
 
 __all__ = ["LEAST_SHARE", "by_balance", "even_share"]
 
-LEAST_SHARE = 0.7
-"""No group keeps fewer units than this share of what equal fractions would leave it."""
+LEAST_SHARE = 0.5
+"""No group keeps fewer units than this share of what equal fractions would leave it …"""
 
-_STRONGEST = 100  # one in so many units may be left out of what errors are relative to
+FEW, LEAST_OF_FEW = 8, 0.7
+"""… and one of fewer units than `FEW`, where a single unit is a large share, no fewer than this."""
+
 _LEVELS = np.geomspace(1e-3, 1e3, 2001).tolist()  # factors on the mean, 0.7% apart
 
 
@@ -39,20 +40,20 @@ def by_balance(
     rounding: Rounding,
 ) -> Counts:
     """The geometric mean of the knapsack's widths and of equal fractions, scaled to the target."""
-    own = {g.name: _ordinary(curves[g.name]) for g in groups}
     even = even_share(groups, cost, target, rounding)
-    cheapest = by_knapsack(groups, own, cost, target, rounding)
+    cheapest = by_knapsack(groups, curves, cost, target, rounding)
 
     def width(group: Group, factor: float) -> int:
         n, steps = group.n_units, rounding.of(group)
-        least = min(even[group.name], steps.up(math.ceil(LEAST_SHARE * even[group.name]), n))
+        share = LEAST_OF_FEW if n < FEW else LEAST_SHARE
+        least = min(even[group.name], steps.up(math.ceil(share * even[group.name]), n))
         mean = math.sqrt(even[group.name] * cheapest[group.name])
         return max(least, steps.down(round(factor * mean), n))
 
     def at(factor: float) -> Counts:
         return {g.name: width(g, factor) for g in groups}
 
-    errors = {g.name: np.minimum.accumulate(own[g.name].errors.numpy()) for g in groups}
+    errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
     counts = largest(_LEVELS, at, cost, target)
     return fill(counts, groups, cost, target, rounding, lambda g, k: float(errors[g.name][k]))
 
@@ -65,9 +66,3 @@ def even_share(groups: Sequence[Group], cost: CostModel, target: Target, roundin
         return {g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units) for g in groups}
 
     return largest(levels, at, cost, target)
-
-
-def _ordinary(curve: KeepOrder) -> KeepOrder:
-    """The curve relative to what the strongest units leave, where these are few among many."""
-    whole = float(curve.errors[(len(curve.errors) - 1) // _STRONGEST])
-    return curve if whole <= 0 else replace(curve, errors=(curve.errors / whole).clamp(max=1.0))

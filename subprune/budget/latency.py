@@ -116,7 +116,7 @@ def _at(demand: Demand, name: str, share: float) -> Counts:
     part.__dict__.pop("target", None)
     part.flops = f"{100 * share:.6f}%"
     counts = allocate(part, name)
-    demand.__dict__.update({k: v for k, v in part.__dict__.items() if k == "error_curves"})
+    demand.__dict__.update({k: v for k, v in part.__dict__.items() if k.endswith("_curves")})
     return counts
 
 
