@@ -124,12 +124,13 @@ def prune(
     check_model(model)
     check_call(forward, cache, dry_run)
     more = train_data is not None or verify_data is not None
-    with progress_bar({**STAGES, "setup": 2 + more}, progress) as tick:
+    with progress_bar({**STAGES, "setup": 3 + more}, progress) as tick:
         tick("reading data")
         given = take(data, model, n_samples, forward=forward, seed=seed)
         watch.lap("reading data")
         tick("recording the model")
         calibration = Calibration.of(model, given.batches, options.parts)
+        tick("trying the cuts")
         checked = _groups(calibration, options)
         watch.lap("structure")
         if more:
@@ -151,7 +152,7 @@ def prune(
         return make_result(calibration, small, left, done, options, watch=watch, eager=eager, verify=verify, tick=tick)
 
 
-STAGES = {"setup": 2, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}
+STAGES = {"setup": 3, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}
 """The stages of the work, and their steps before the groups are known."""
 
 

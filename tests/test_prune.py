@@ -318,5 +318,5 @@ def test_result_prints_as_a_table(lenet: nn.Module, images: Tensor) -> None:
 def test_progress_callback_sees_every_step(lenet: nn.Module, images: Tensor) -> None:
     steps: list[object] = []
     subprune.prune(lenet, images, compression=4, progress=steps.append)
-    assert [s.done for s in steps] == list(range(14))  # 2 before groups are known, 4 curves, 4 groups, 3 after, done
-    assert {s.total for s in steps[2:]} == {13}
+    assert [s.done for s in steps] == list(range(15))  # 3 before groups are known, 4 curves, 4 groups, 3 after, done
+    assert {s.total for s in steps[3:]} == {14}
