@@ -43,7 +43,14 @@ def measure(seeds: tuple[int, ...]) -> dict[tuple[str, bool, int], float]:
             for reweight in (True, False):
                 for c in RATIOS:
                     small = subprune.prune(
-                        model, data, method=method, compression=c, allocate="uniform", reweight=reweight, seed=seed
+                        model,
+                        data,
+                        method=method,
+                        compression=c,
+                        allocate="uniform",
+                        reweight=reweight,
+                        ridge=0,
+                        seed=seed,
                     ).model
                     found.setdefault((method, reweight, c), []).append(100 * count_correct(small, test) / len(test))
     return {key: mean(values) for key, values in found.items()}

@@ -26,7 +26,7 @@ from subprune.experiments.training import count_correct
 METHODS = {"AsymInChange": "asym-in-change", "SeqInChange": "seq-in-change", "LayerInChange": "layer-in-change"}
 RATIOS = (2, 4, 8, 16, 32)
 SEEDS = (42, 43, 44, 45, 46)
-RULES = {"uniform": "equal fractions", "knapsack": "knapsack", "balanced": "balanced (default)"}
+RULES = {"uniform": "equal fractions", "error": "error threshold", "knapsack": "knapsack"}
 PAPER_DENSE = 97.75
 
 
@@ -41,7 +41,7 @@ def run_all(seeds: tuple[int, ...]) -> tuple[float, list[dict[str, object]]]:
             for rule in RULES:
                 for c in RATIOS:
                     result = subprune.prune(
-                        model, data, method=method, compression=c, allocate=rule, seed=seed, time_calls=False
+                        model, data, method=method, compression=c, allocate=rule, ridge=0, seed=seed
                     )
                     top1 = 100 * count_correct(result.model, test) / len(test)
                     kept = "-".join(map(str, result.plan.counts.values()))
