@@ -214,7 +214,7 @@ def test_the_report_does_not_flatter(lenet: tuple[nn.Module, Tensor, Tensor], co
         true.append(unseen_agreement(model, result.model, other))
     assert np.mean(claimed) < np.mean(true) + 0.02
     if count < 512:
-        assert np.mean(fitted) > np.mean(true) + 0.02  # what used to be reported
+        assert np.mean(fitted) > np.mean(true) + 0.01  # what used to be reported
 
 
 @pytest.mark.parametrize("count", [64, 128])
