@@ -208,6 +208,7 @@ ZOO: dict[str, Entry] = {
     "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "output 0"}),
     "shared-block": Entry(odd.SharedBlock, image(6), {"stream": 1, "channel": 1}, 0),
     "caching": Entry(odd.Caching, rows(3, 4), {"neuron": 2}, 2),
+    "remembering": Entry(odd.Remembering, rows(3, 4), {"neuron": 2}, 2),
     "autoencoder": Entry(odd.Autoencoder, rows(3, 6), {"neuron": 2}, 0),
     "weight-norm": Entry(
         odd.weight_normed, image(8), {"neuron": 1}, 1, {"0": "remove_parametrizations", "2": "remove_parametrizations"}
