@@ -367,6 +367,46 @@ def test_whole_numbers_and_mixed_models_are_left_alone() -> None:
     assert take(X.double(), mixed).batches[0].inputs[0][0].dtype == torch.float64
 
 
+# ---- examples ---------------------------------------------------------------------------------------
+
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    **{kind: make for kind, make in WHOLE.items() if "dict" not in kind},
+    "float64": lambda: X.double(),
+    "float64 array": lambda: X.double().numpy(),
+    "arguments": lambda: [X],
+    "array in a tuple": lambda: (X.double().numpy(),),
+}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_an_example_is_whatever_can_be_pruned_with(kind: str) -> None:
+    model = Net().eval()
+    seen = subprune.inspect(model, EXAMPLES[kind]())
+    assert [row.name for row in seen if row.default] == ["a", "b"]
+    assert seen.flops == subprune.inspect(model, X).flops
+    assert subprune.find_groups(model, EXAMPLES[kind]()).names == ["a", "b"]
+
+
+def test_an_example_that_the_model_does_not_take_is_refused() -> None:
+    for given in (X.byte(), X.permute(0, 2, 3, 1)):
+        with pytest.raises(DataError, match=r"cannot be called with the example inputs \(shapes"):
+            subprune.inspect(Net(), given)
+    with pytest.raises(DataError, match="type str cannot be read"):
+        subprune.inspect(Net(), "images")
+
+
+@pytest.mark.parametrize("asked", [{"keep": 0.5}, {"budgets": {"0": 4}}])
+def test_data_that_only_fake_tensors_would_take_is_not_blamed_on_the_cut(asked: Any) -> None:
+    """A linear layer takes whole numbers as long as nothing is computed."""
+    with pytest.raises(DataError, match=r"cannot be called with the calibration data \(shapes \[\(20, 6\)\]\).*dtype"):
+        subprune.prune(mlp(), torch.randint(9, (20, 6)), **asked)
+
+
+def test_data_without_values_is_refused() -> None:
+    with pytest.raises(DataError, match="on the meta device and has no values"):
+        subprune.prune(mlp(), torch.randn(20, 6, device="meta"), keep=0.5)
+
+
 # ---- the whole way ----------------------------------------------------------------------------------
 
 
