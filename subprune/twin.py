@@ -9,6 +9,7 @@ the last place. Reordered sums err by about as much as such a nudge; a wrong ind
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -129,8 +130,12 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without its details."""
-    return str(error).strip().split("\n")[0]
+    """What an error says, without its details; of one that says nothing, the line of code that raised it."""
+    said = str(error).strip().split("\n")[0]
+    if said:
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "").strip() if frames else ""
 
 
 def _difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[str, float]:

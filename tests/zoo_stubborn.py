@@ -56,6 +56,20 @@ class Multiple(nn.Module):
         return self.fc(F.relu(self.conv2(y)).mean((2, 3)))
 
 
+class Sixes(nn.Module):
+    """As `Multiple`, with a number that is no power of two, and an assertion that says nothing."""
+
+    def __init__(self, multiple: int) -> None:
+        super().__init__()
+        self.multiple = multiple
+        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 24, 3), nn.Conv2d(24, 12, 3), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.conv1(x))
+        assert y.shape[1] % self.multiple == 0
+        return self.fc(F.relu(self.conv2(y)).mean((2, 3)))
+
+
 class Together(nn.Module):
     """Two widths that the code wants equal: either can be cut, both cannot (they are cut to different numbers)."""
 
@@ -122,6 +136,9 @@ STUBBORN: dict[str, Stubborn] = {
         TwoSplits, image, ("conv1", "conv2", "hidden"), {"conv1": "split_with_sizes", "conv2": "split_with_sizes"}
     ),
     "multiple": Stubborn(Multiple, image, ("conv1", "conv2"), {}, {"conv1": 4}),
+    "threes": Stubborn(lambda: Sixes(3), image, ("conv1", "conv2"), {}, {"conv1": 3}),
+    "sixes": Stubborn(lambda: Sixes(6), image, ("conv1", "conv2"), {}, {"conv1": 6}),
+    "all-or-none": Stubborn(lambda: Sixes(24), image, ("conv1", "conv2"), {"conv1": "assert y.shape[1] %"}),
     "together": Stubborn(Together, rows(6), ("left", "right"), {"right": "must have 16 units"}),
     "wide": Stubborn(Wide, rows(6), ("fc1", "fc2")),
     "hard-coded": Stubborn(HardCoded, rows(6), ("fc1", "fc2"), {"fc1": "shape"}),

@@ -144,7 +144,8 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
     if group.name in checked.refused:
         obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
     if group.name in checked.multiples:
-        obstacles.append(f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others")
+        multiple = checked.multiples[group.name]
+        obstacles.append(f"cut to multiples of {multiple}: the model's code fails with others that were tried")
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append("its units differ in size: targets are met whichever stay; budgets= says how many")
     if group.reweightable:  # otherwise the first obstacle says it all
