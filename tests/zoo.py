@@ -180,6 +180,12 @@ ZOO: dict[str, Entry] = {
     "einsum": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
     ),
+    "sloped-heads": Entry(  # as they depend on all of the slopes, heads stay
+        lambda: language(lambda: attn.SlopedAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 2
+    ),
+    "located-heads": Entry(
+        lambda: language(lambda: attn.LocatedAttention(12, 3, 2, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+    ),
     "tied": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3), tied=True),
         tokens,

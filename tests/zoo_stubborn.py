@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from zoo_attention import Block, Language, SlicedAttention
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,12 @@ class Parts(nn.Module):
         return self.fc(F.relu(self.hidden(y)))
 
 
+def sliced() -> nn.Module:
+    """Heads in slices of one layer, at places from a configuration that no cut changes."""
+    mlp = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 12))
+    return Language([Block(12, SlicedAttention(12, 6, 3), mlp)])
+
+
 def image() -> Tensor:
     return torch.randn(8, 3, 8, 8)
 
@@ -142,5 +149,11 @@ STUBBORN: dict[str, Stubborn] = {
     "together": Stubborn(Together, rows(6), ("left", "right"), {"right": "must have 16 units"}),
     "wide": Stubborn(Wide, rows(6), ("fc1", "fc2")),
     "hard-coded": Stubborn(HardCoded, rows(6), ("fc1", "fc2"), {"fc1": "shape"}),
+    "sliced-heads": Stubborn(
+        sliced,
+        lambda: torch.randint(20, (8, 6)),
+        ("blocks.0.mixer.qkv_proj", "blocks.0.mlp.0"),
+        {"blocks.0.mixer.qkv_proj": "size of tensor"},
+    ),
     "parts": Stubborn(Parts, rows(4), ("hidden",)),
 }
