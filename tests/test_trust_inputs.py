@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -480,6 +481,31 @@ def test_graphs_and_modules_compiled_in_place_are_pruned() -> None:
     for other in (graph, compiled, nn.Sequential(nn.DataParallel(model))):
         result = subprune.prune(other, x, keep=0.5, time_calls=False)
         assert torch.allclose(result.model(x), expected, atol=1e-6)
+
+
+def half(x: Tensor) -> Tensor:
+    return torch.relu(x) / 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_function_is_kept() -> None:
+    class Scripted(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self.function(self[0](x)))
+
+    model = Scripted(nn.Linear(6, 8), nn.Linear(8, 3)).eval()
+    model.function = torch.jit.script(half)
+    small = subprune.prune(model, torch.randn(20, 6), keep=0.5, time_calls=False).model
+    assert small.function is model.function
+    assert small[0].out_features == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["lock", "0.lock"])
+def test_what_cannot_be_copied_is_named(place: str) -> None:
+    model = mlp()
+    model.get_submodule(place.rpartition(".")[0]).lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(OptionError, match=f"cannot be copied, because of its attribute '{place}' of type lock"):
+        subprune.prune(model, torch.randn(20, 6), keep=0.5)
 
 
 # ---- methods ----------------------------------------------------------------------------------------
