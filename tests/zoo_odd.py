@@ -283,6 +283,18 @@ class Caching(nn.Module):
         return self.fc3(F.relu(self.fc2(y)))
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in eval mode too, as a decoder that samples does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x)) * (1 + 0.1 * torch.randn(x.shape[0], 1))
+        return self.fc3(F.relu(self.fc2(y))) + 0.1 * torch.randn(x.shape[0], 3)
+
+
 class Counts(dict[str, int]):
     """A dict with manners of its own."""
 
