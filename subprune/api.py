@@ -19,18 +19,20 @@ from subprune.budget import Demand, Rounding
 from subprune.calibrate import Calibration
 from subprune.check import Check, blame, check_groups, few_inputs
 from subprune.data import batches, take
-from subprune.errors import BudgetError, OptionError, StructureError
+from subprune.errors import BudgetError, DataError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
 from subprune.methods import find_method
 from subprune.model_config import sync_config
 from subprune.options import Options, PruneOptions, named_options
 from subprune.progress import Progress, Step, progress_bar
 from subprune.ranking import in_order
+from subprune.record import not_taken
 from subprune.result import Result, make_result
 from subprune.stopwatch import Stopwatch
 from subprune.structure import Group
 from subprune.structure.select import choose_groups
 from subprune.surgery import attempt, broken, duplicate, set_tensors
+from subprune.twin import model_outputs
 from subprune.walk import Walk, walk
 
 if TYPE_CHECKING:
@@ -277,6 +279,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     chosen = choose_groups(structure, calibration.model, only, ignore, budgets)
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(calibration.model, structure, tried, calibration.batches[0], options.multiple)
+    if checked.refused and not checked.able:
+        _check_run(calibration)
     for option, named in (("only", only), ("budgets", budgets)):
         for name, why in checked.refused.items():
             if named is not None and name in list(named):
@@ -287,6 +291,16 @@ def _groups(calibration: Calibration, options: Options) -> Check:
         left = "" if only is None and ignore is None else " of what only= and ignore= leave"
         raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")
     return replace(checked, able=tuple(able))
+
+
+def _check_run(calibration: Calibration) -> None:
+    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the cut's fault."""
+    inputs = calibration.given[0].inputs
+    try:
+        model_outputs(calibration.model, inputs)
+    except StructureError as error:
+        cause = error.__cause__
+        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
 
 
 def _reasons(calibration: Calibration) -> str:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from subprune import parallel
 from subprune.batchnorm import pooled
 from subprune.data import Batch, folded, signature
-from subprune.errors import DataError, SubpruneError
+from subprune.errors import DataError
 from subprune.folds import FoldedStatistics
 from subprune.fuse import Folds
 from subprune.masking import Override, model_tensors
 from subprune.patches import Convolution
-from subprune.record import Op, Program, record
+from subprune.record import Op, Program, record_given
 from subprune.statistics import Consumer as Reader
 from subprune.statistics import ConsumerStatistics
 from subprune.structure import Consumer, Group, Structure, analyse
@@ -251,16 +251,7 @@ def _programs(model: nn.Module, batches: Sequence[Batch], known: dict[Any, Progr
 
 
 def _record(model: nn.Module, batch: Batch) -> Program:
-    try:
-        return record(model, batch.inputs)
-    except SubpruneError:
-        raise
-    except Exception as error:
-        shapes = [tuple(x.shape) for x in (*batch.inputs[0], *batch.inputs[1].values()) if isinstance(x, Tensor)]
-        raise DataError(
-            f"the model cannot be called with the calibration data (shapes {shapes}): {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
-        ) from error
+    return record_given(model, batch.inputs, "the calibration data")
 
 
 # ---- one consumer -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ __all__ = [
     "Batch",
     "Taken",
     "batches",
+    "examples",
     "fingerprint",
     "first_samples",
     "folded",
@@ -29,6 +30,8 @@ __all__ = [
     "signature",
     "take",
 ]
+
+_FEW = 32  # inputs of a data set that stand for it as an example
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,28 @@ def take(
     if source.stream and left == 0 and read_items != source.length:
         remarks[f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"] = None
     return Taken(taken, tuple(remarks))
+
+
+def examples(model: nn.Module, given: Any) -> Inputs:
+    """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
+
+    A list or tuple is read as arguments if the model takes so many.
+    """
+    if isinstance(given, list | tuple) and not _fits(model, len(given)):
+        return take(given, model, _FEW).batches[0].inputs
+    if isinstance(given, Tensor | np.ndarray | tuple | list | Mapping):
+        plain = Batch(_arguments(plain_item(given)), None, 0)
+        return _cast(plain, model_dtype(model))[0].inputs
+    return take(given, model, _FEW).batches[0].inputs
+
+
+def _fits(model: nn.Module, count: int) -> bool:
+    """Whether the model can be called with so many arguments."""
+    try:
+        inspect.signature(model.forward).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def model_dtype(model: nn.Module) -> torch.dtype | None:
@@ -301,6 +326,8 @@ def _to(batch: Batch, device: torch.device | None) -> Batch:
 
 def _check(batch: Batch, number: int) -> None:
     for x in tree_flatten(batch.inputs)[0]:
+        if isinstance(x, Tensor) and x.is_meta:
+            raise DataError(f"batch {number} of the calibration data is on the meta device and has no values")
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(f"batch {number} of the calibration data contains NaN or infinity; remove those samples")
 

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune.borrow import borrowed, given_back
+from subprune.data import examples
 from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of
 from subprune.program import Inputs, call, flat_tensors
-from subprune.record import as_inputs, plain
+from subprune.record import plain
 from subprune.shapes import filled_inputs
 from subprune.surgery import duplicate
 
@@ -80,7 +81,7 @@ def export(result: Result | nn.Module, path: str | Path, *, format: str | None =
     path = Path(path)
     kind = _format(path, format)
     small = duplicate(model).eval()
-    given = as_inputs(example) if example is not None else _example(model)
+    given = examples(model, example) if example is not None else _example(model)
     write, run = (_write_onnx, _run_onnx) if kind == "onnx" else (_write_program, _run_program)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:

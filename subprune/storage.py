@@ -19,12 +19,13 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from subprune.borrow import given_back
+from subprune.data import examples
 from subprune.errors import DataError, SubpruneError
 from subprune.files import write_atomic
 from subprune.masking import keep_mask
 from subprune.plan import HISTORY, history_of
 from subprune.program import Program
-from subprune.record import as_inputs, record
+from subprune.record import record
 from subprune.shapes import describe_inputs, empty_inputs, filled_inputs
 from subprune.structure import analyse
 from subprune.surgery import cut_in_place, duplicate
@@ -134,7 +135,7 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
 def _recorded(model: nn.Module, step: Mapping[str, Any], example: Any) -> Program:
     """One run of the model, on fake tensors; on real ones where a forward depends on values."""
     if example is not None:
-        return record(model, as_inputs(example))
+        return record(model, examples(model, example))
     described = dict(step["inputs"])
     try:
         return record(model, empty_inputs(described))

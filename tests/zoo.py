@@ -180,6 +180,12 @@ ZOO: dict[str, Entry] = {
     "einsum": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
     ),
+    "sloped-heads": Entry(  # as they depend on all of the slopes, heads stay
+        lambda: language(lambda: attn.SlopedAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 2
+    ),
+    "located-heads": Entry(
+        lambda: language(lambda: attn.LocatedAttention(12, 3, 2, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+    ),
     "tied": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3), tied=True),
         tokens,
@@ -208,6 +214,7 @@ ZOO: dict[str, Entry] = {
     "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "output 0"}),
     "shared-block": Entry(odd.SharedBlock, image(6), {"stream": 1, "channel": 1}, 0),
     "caching": Entry(odd.Caching, rows(3, 4), {"neuron": 2}, 2),
+    "remembering": Entry(odd.Remembering, rows(3, 4), {"neuron": 2}, 2),
     "autoencoder": Entry(odd.Autoencoder, rows(3, 6), {"neuron": 2}, 0),
     "weight-norm": Entry(
         odd.weight_normed, image(8), {"neuron": 1}, 1, {"0": "remove_parametrizations", "2": "remove_parametrizations"}

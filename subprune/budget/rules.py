@@ -50,7 +50,7 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
-        own = f", and the model's own code takes multiples of {multiple} only" if multiple > rounding.to else ""
+        own = f", and the model's own code runs with multiples of {multiple}" if multiple > rounding.to else ""
         raise BudgetError(
             f"keep={keep:g} cannot be reached with round_to={rounding.to}{own}: the widest group has {widest} units, "
             f"so all would stay whole; give a round_to below {widest}"

@@ -11,7 +11,8 @@ from torch import nn
 
 from subprune.accept import check_kind
 from subprune.borrow import given_back
-from subprune.record import Program, as_inputs, record
+from subprune.data import examples
+from subprune.record import Program, record_given
 from subprune.structure import rules_index, rules_linear, rules_shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
@@ -26,11 +27,12 @@ __all__ = ["analyse", "find_groups"]
 def find_groups(model: nn.Module, example_inputs: Any) -> Structure:
     """Every group of units that can be removed from the model, and why the rest cannot.
 
-    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. The model is run once,
-    on fake tensors: nothing is computed, nothing is changed.
+    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments, or calibration data as
+    `prune` takes it, of which a few inputs are used. The model is run once, on fake tensors: nothing is computed,
+    nothing is changed.
     """
     check_kind(model)
-    return analyse(record(model, as_inputs(example_inputs)))
+    return analyse(record_given(model, examples(model, example_inputs), "the example inputs"))
 
 
 def analyse(program: Program) -> Structure:
