@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_cli import Run, runner
 from torch import Tensor, nn
 
 import subprune
@@ -22,13 +25,18 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
 from subprune.measure import Latency, accuracy, count_flops
 from subprune.methods import find_method
-from subprune.progress import Step
+from subprune.progress import Step, progress_bar
 from subprune.record import record
 from subprune.recurrent import recurrent_flops
 from subprune.report import Report
 from subprune.stopwatch import Stopwatch
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys)
 
 
 def batch(*inputs: Tensor, labels: Tensor | None = None) -> Batch:
@@ -399,6 +407,39 @@ def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> Non
     assert shown in str(report)
     assert shown in report.to_html()
     assert Report.from_json(report.to_json()).parts.keys() == report.parts.keys()
+
+
+SLOW_FILE = """
+import time, torch
+def build():
+    time.sleep(0.3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+def inputs():
+    time.sleep(0.4)
+    return torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+"""
+
+
+@pytest.mark.parametrize("bounds", ["--guarantees", "--no-guarantees"])
+def test_a_command_counts_and_shows_what_it_loads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: str
+) -> None:
+    """A slow model and slow data, which are read again for the bounds."""
+    monkeypatch.chdir(tmp_path)
+    Path("slow.py").write_text(SLOW_FILE)
+    monkeypatch.setattr("subprune.cli.prune.progress_bar", lambda stages, shown: progress_bar(stages, steps.append))
+    steps: list[Step] = []
+    args = ("--model", "slow.py:build", "--data", "slow.py:inputs", "--keep", 0.5, "--no-time", "--json")
+    done = run("prune", *args, bounds)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    parts = report["parts"]
+    assert list(parts)[:3] == ["loading the model", "loading the data", "reading data"]
+    assert parts["loading the model"] >= 0.3
+    assert parts["loading the data"] >= 0.4
+    assert parts.get("guarantees", 1) >= 0.4
+    assert report["seconds"] == pytest.approx(sum(parts.values()), rel=1e-3)
+    assert [s.text for s in steps] == ["loading the model", "done", "loading the data", "done"]
 
 
 PROGRESS: dict[str, dict[str, Any]] = {
