@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from run_cli import Run, runner
@@ -123,6 +124,66 @@ def test_labels_decide_what_an_output_answers() -> None:
     assert read(torch.randn(4, 5), batch(x, labels=torch.randn(4, 5))).dim is None
     assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 9, (4, 5)))).dim == 1
     assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 5, (4, 9)))).dim == 2
+
+
+def test_targets_beside_the_inputs_are_labels() -> None:
+    """(inputs, targets) as data sets have them: several numbers, masks of pixels, tokens to come."""
+    torch.manual_seed(0)
+    rows, pixels = torch.randn(40, 6), torch.randn(40, 3, 6, 6)
+    regression = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4))
+    segmenter = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    targets = torch.randn(40, 4)
+    for data in ((rows, targets), [(rows, targets)], list(zip(rows, targets, strict=True))):
+        report = subprune.prune(regression, data, keep=0.5, **QUIET).report
+        assert math.isnan(report.agreement)
+        assert "relative output error" in str(report)
+    report = subprune.prune(segmenter, (pixels, torch.randint(0, 3, (40, 6, 6))), keep=0.5, **QUIET).report
+    assert (report.fitted.kind, report.fitted.answers) == ("pixel", 1440)
+    assert report.accuracy is not None
+    with pytest.raises(DataError, match="class numbers as labels, and these are fractions"):
+        subprune.prune(regression, (rows, targets[:, 0]), keep=0.5, method="layer-act-grad", **QUIET)
+    images = list(zip(pixels, torch.randn(40, 3), strict=True))  # single images, each with three numbers to be met
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    report = subprune.prune(model, images, keep=0.5, **QUIET).report
+    assert (report.samples, report.fitted.kind) == (40, "")
+
+
+def test_an_argument_that_the_model_has_a_use_for_is_no_label() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+        def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.out(self.words(ids))
+
+    ids, mask = torch.randint(0, 11, (4, 6)), torch.ones(4, 6, dtype=torch.int64)
+    assert batches((ids, mask), Masked())[0].labels is None
+    last = batches((ids, mask, ids), Masked())[0].labels
+    assert last is not None
+    assert torch.equal(last, ids)
+
+
+TWO_LAYERS = """
+from torch import nn
+def build():
+    return nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
+"""
+
+
+def test_targets_of_a_file_stay_numbers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fractions are not cut down to class numbers; class numbers saved as fractions are what they are."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(TWO_LAYERS)
+    found = {}
+    for name, labels in (("numbers", torch.randn(40, 3).numpy()), ("classes", np.arange(40) % 3 + 0.0)):
+        np.savez(f"{name}.npz", x=torch.randn(40, 6).numpy(), labels=labels)
+        args = ("--model", "net.py:build", "--data", f"{name}.npz", "--keep", 0.5, "--no-time", "--json")
+        found[name] = json.loads(run("prune", *args, "--no-guarantees").out)
+    assert found["numbers"]["fitted"]["agreement"] is None
+    assert found["numbers"]["accuracy"] is None
+    assert found["classes"]["fitted"]["agreement"] is not None
+    assert found["classes"]["accuracy"] is not None
 
 
 # ---- comparisons ----------------------------------------------------------------------------------
