@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from zoo_odd import Massive
 
 import subprune
 from subprune.budget import Rounding, Target
@@ -341,21 +342,8 @@ def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None
 def test_a_few_massive_rows_do_not_rule_the_budgets() -> None:
     """Two layers alike, but one receives a few tokens of a thousand times the size: they keep about as much."""
 
-    class Massive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.up = nn.ModuleList([nn.Linear(16, 64), nn.Linear(16, 64)])
-            self.down = nn.ModuleList([nn.Linear(64, 16), nn.Linear(64, 16)])
-
-        def forward(self, x: Tensor) -> Tensor:
-            first = self.down[0](F.relu(self.up[0](x)))
-            return first + self.down[1](F.relu(self.up[1](x[..., :1] * 0 + x.clamp(-3, 3))))
-
+    torch.manual_seed(0)
     model = Massive()
-    with torch.no_grad():
-        model.up[1].load_state_dict(model.up[0].state_dict())
-        model.down[1].load_state_dict(model.down[0].state_dict())
     x = torch.randn(400, 16)
     x[:3] *= 1000
     counts = {

@@ -14,9 +14,10 @@ import pytest
 import torch
 from run_cli import Run, runner
 from torch import Tensor, nn
+from zoo import ZOO
 
 import subprune
-from subprune.answers import read
+from subprune.answers import read, read_program
 from subprune.budget import accuracy_curves
 from subprune.budget.latency import LatencyTarget
 from subprune.calibrate import Calibration
@@ -114,6 +115,18 @@ def test_what_an_output_answers(name: str) -> None:
         output = program.call(((x,), {}), dict(model.named_parameters()))[program.outputs.index(program.answer)]
     reading = read(output, batch(x), program)
     assert (reading.dim, reading.kind) == (dim, kind)
+
+
+ANSWERS = {
+    "lenet": "input", "lstm": "input", "gru": "input", "segmenter": "pixel", "fused-qkv": "token",
+    "gqa-sdpa": "token", "denoiser": "", "regression": "", "autoencoder": "", "super-resolution": "", "massive": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_networks_of_the_zoo_answer(name: str) -> None:
+    model, example = ZOO[name].build()
+    assert read_program(record(model, ((example,), {})), batch(example)).kind == ANSWERS[name]
 
 
 def test_labels_decide_what_an_output_answers() -> None:
