@@ -180,6 +180,7 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
         inputs = ((), {k: v for k, v in item.items() if k not in aside})
     elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
         inputs = (tuple(item[: _positional(model, len(item), labels is not None)]), {})
+        labels = _surplus(item, model) if labels is None else labels
     else:
         inputs = _arguments(item)
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
@@ -197,6 +198,18 @@ def _positional(model: nn.Module, given: int, labelled: bool) -> int:
     if given > 1 and labelled:
         given -= 1
     return max(1, min(given, len(_required(model)) or given))
+
+
+def _surplus(item: Sequence[Any], model: nn.Module) -> Tensor | None:
+    """The last element where the model has no argument for it: labels, one entry per sample."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = [p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD]
+    first, last = item[0], item[-1]
+    if inspect.Parameter.VAR_POSITIONAL in kinds or len(item) != len(kinds) + 1:
+        return None
+    if not isinstance(first, Tensor) or not isinstance(last, Tensor) or not first.ndim or not last.ndim:
+        return None
+    return last if last.shape[0] == first.shape[0] else None
 
 
 def _label_keys(item: Mapping[str, Any], model: nn.Module) -> list[str]:

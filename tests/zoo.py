@@ -273,6 +273,12 @@ ZOO: dict[str, Entry] = {
     "pool-over-channels": Entry(
         lambda: odd.Pooled(2, nn.MaxPool3d((3, 1, 1), 1, (1, 0, 0))), image(8), {}, 0, {"first": "a window slides"}
     ),
+    "massive": Entry(odd.Massive, rows(4, 16), {"neuron": 2}, 2, {"down.0": "output 0"}),
+    "denoiser": Entry(conv.Denoiser, image(6), {"channel": 1}, 1, {"last": "combined position by position"}),
+    "segmenter": Entry(conv.segmenter, image(8), {"channel": 2}, 2, {"4": "output 0"}),
+    "regression": Entry(
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 1)), rows(4, 5), {"neuron": 1}, 1
+    ),
     "inplace": Entry(odd.Inplace, rows(3, 4), {"stream": 1, "neuron": 1}, 1, {"fc3": "picked by number"}),
 }
 

@@ -344,3 +344,18 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.pool(F.relu(self.first(x)))).mean(self.over)
+
+
+class Massive(nn.Module):
+    """Two layers alike, but one receives a few tokens at their full size, however large they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList([nn.Linear(16, 64), nn.Linear(16, 64)])
+        self.down = nn.ModuleList([nn.Linear(64, 16), nn.Linear(64, 16)])
+        self.up[1].load_state_dict(self.up[0].state_dict())
+        self.down[1].load_state_dict(self.down[0].state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down[0](F.relu(self.up[0](x)))
+        return first + self.down[1](F.relu(self.up[1](x.clamp(-3, 3))))
