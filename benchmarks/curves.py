@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 
 from subprune.budget import FRACTIONS, accuracy_curves
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights
-from subprune.measure import accuracy
-from subprune.methods import find_method
-from subprune.ranking import curves, in_order
+from subprune.loop.ranking import curves, in_order
+from subprune.measure.figures import accuracy
+from subprune.select.presets import find_method
+from subprune.statistics.calibrate import Calibration
 
 
 def main() -> None:

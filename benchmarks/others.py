@@ -13,11 +13,11 @@ from torch import nn
 from workloads import IMAGES, Place, _paper_layers
 
 import subprune
-from subprune.batchnorm import recalibrate
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.training import count_correct
-from subprune.measure import count_parameters
+from subprune.measure.figures import count_parameters
+from subprune.statistics.batchnorm import recalibrate
 
 PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}  # what the committed rows named "default" were made with
 

@@ -13,9 +13,9 @@ from workloads import RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.experiments.models import build
-from subprune.greedy import greedy
-from subprune.shifts import shifted_products
-from subprune.statistics import Consumer, ConsumerStatistics, Convolution
+from subprune.select.greedy import greedy
+from subprune.statistics.shifts import shifted_products
+from subprune.statistics.statistics import Consumer, ConsumerStatistics, Convolution
 
 REPEATS = 3
 

@@ -15,14 +15,14 @@ from plain import select
 from torch import Tensor, nn
 
 import subprune
-from subprune.calibrate import Calibration, group_statistics, reader
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights
-from subprune.greedy import greedy
-from subprune.patches import conv_rows
-from subprune.ranking import in_order
-from subprune.statistics import ConsumerStatistics, Statistics
+from subprune.loop.ranking import in_order
+from subprune.select.greedy import greedy
+from subprune.statistics.calibrate import Calibration, group_statistics, reader
+from subprune.statistics.patches import conv_rows
+from subprune.statistics.statistics import ConsumerStatistics, Statistics
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
@@ -259,7 +259,7 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics import Consumer
+    from subprune.statistics.statistics import Consumer
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)

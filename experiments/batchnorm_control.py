@@ -12,12 +12,12 @@ import argparse
 import copy
 from pathlib import Path
 
-from subprune.batchnorm import recalibrate
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import calibration_batches, load
 from subprune.experiments.models import build, load_weights
 from subprune.experiments.tables import write_csv
 from subprune.experiments.training import count_correct
+from subprune.statistics.batchnorm import recalibrate
 
 SEED = 42
 OUTPUT = Path(__file__).resolve().parent / "results" / "batchnorm-control.csv"

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from subprune.experiments.datasets import Images, calibration_batches, load
 from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.guarantees import Guarantees, guarantees
-from subprune.patches import Convolution, conv_rows, random_rows
+from subprune.statistics.patches import Convolution, conv_rows, random_rows
 from subprune.structure import find_groups
 
 PAPER = Path(__file__).parent / "data" / "paper_gamma_tables.csv"

@@ -21,7 +21,7 @@ from subprune.experiments.datasets import Images, calibration_batches, load
 from subprune.experiments.models import shipped_lenet
 from subprune.experiments.tables import write_csv
 from subprune.experiments.training import count_correct, finetune_recipe, fit
-from subprune.measure import count_parameters
+from subprune.measure.figures import count_parameters
 
 GROUPS = ("conv1", "conv2", "fc1", "fc2")
 PAPER = "the paper's convolutions"

@@ -29,8 +29,8 @@ from subprune.experiments.models import LeNet, shipped_lenet
 from subprune.experiments.tables import LABELS, paper_rows
 from subprune.experiments.training import count_correct, recipe, train
 from subprune.experiments.weights import load_weights, save_weights
-from subprune.greedy_fs import greedy_loss
-from subprune.registry import Ranker, Ranking
+from subprune.select.forward_selection import greedy_loss
+from subprune.select.registry import Ranker, Ranking
 
 Widths = tuple[int, int, int, int]
 FULL: Widths = (6, 16, 120, 84)

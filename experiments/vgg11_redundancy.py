@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 
 from subprune.experiments.models import build
-from subprune.measure import count_parameters
+from subprune.measure.figures import count_parameters
 
 TABLE = Path(__file__).resolve().parent / "data" / "paper_gamma_tables.csv"
 WIDTHS = {

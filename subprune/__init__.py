@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 
 from subprune.api import prune
-from subprune.export import export
+from subprune.cut.masking import mask
+from subprune.cut.surgery import cut
 from subprune.forecast import Forecast
-from subprune.masking import mask
-from subprune.methods import METHODS, Ranker, Ranking, method
+from subprune.inspection import Inspection, inspect
+from subprune.io.export import export
+from subprune.io.storage import load, save
 from subprune.report import Report
 from subprune.result import Result
-from subprune.storage import load, save
+from subprune.select.presets import METHODS, Ranker, Ranking, method
 from subprune.structure import find_groups
-from subprune.structure.inspect import Inspection, inspect
-from subprune.surgery import cut
 
 __version__ = "0.1.0"
 

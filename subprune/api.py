@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import nn
 
 from subprune import budget
-from subprune.accept import check_model
-from subprune.batchnorm import recalibrate
-from subprune.borrow import given_back
 from subprune.budget import Demand, Rounding
-from subprune.calibrate import Calibration
-from subprune.check import Check, blame, check_groups, few_inputs
-from subprune.data import batches, take
+from subprune.cut.check import Check, blame, check_groups, few_inputs
+from subprune.cut.model_config import sync_config
+from subprune.cut.surgery import attempt, broken, duplicate, set_tensors
+from subprune.data.batches import batches, take
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
-from subprune.methods import find_method
-from subprune.model_config import sync_config
+from subprune.loop.ranking import in_order
+from subprune.loop.walk import Walk, walk
+from subprune.measure.stopwatch import Stopwatch
 from subprune.options import Options, PruneOptions, named_options
+from subprune.program.accept import check_model
+from subprune.program.borrow import given_back
 from subprune.progress import Progress, Step, progress_bar
-from subprune.ranking import in_order
 from subprune.result import Result, make_result
-from subprune.stopwatch import Stopwatch
+from subprune.select.presets import find_method
+from subprune.statistics.batchnorm import recalibrate
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import Group
-from subprune.structure.select import choose_groups
-from subprune.surgery import attempt, broken, duplicate, set_tensors
-from subprune.walk import Walk, walk
+from subprune.structure.choose import choose_groups
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,15 +10,15 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypedDict
 
-from subprune.batchnorm import BATCHNORM
 from subprune.budget.allocate import RULES
 from subprune.budget.target import amount
 from subprune.errors import BudgetError, OptionError, closest
-from subprune.fit import fold_count
-from subprune.methods import find_method
+from subprune.fit.ridge import fold_count
 from subprune.progress import Step
-from subprune.registry import PATCHES
-from subprune.structure.select import as_items
+from subprune.select.presets import find_method
+from subprune.select.registry import PATCHES
+from subprune.statistics.batchnorm import BATCHNORM
+from subprune.structure.choose import as_items
 
 __all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
 
@@ -188,7 +188,7 @@ class Options:
                 f"budgets= says exactly how many units each group keeps, so round_to={self.round_to!r} has no say; "
                 "omit it"
             )
-        shipped = find_method(self.method).order.__module__ == "subprune.methods"
+        shipped = find_method(self.method).order.__module__ == "subprune.select.presets"
         if self.epsilon is not None and shipped and not self.method.endswith("in-change"):
             raise OptionError(
                 f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; omit it, or use "

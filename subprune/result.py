@@ -13,23 +13,23 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from subprune import measure
-from subprune.batchnorm import stored_norms
 from subprune.budget.latency import LatencyTarget
 from subprune.budget.rules import missed
-from subprune.calibrate import Calibration
-from subprune.compare import Comparison, Tally, compare
-from subprune.data import Batch, fingerprint, first_samples
+from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.methods import find_method
+from subprune.io.storage import describe_inputs
+from subprune.loop.walk import Decision, Walk
+from subprune.measure import figures as measure
+from subprune.measure.compare import Comparison, Tally, compare
+from subprune.measure.stopwatch import Stopwatch
 from subprune.options import Options
 from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
-from subprune.remarks import fit_remarks
 from subprune.report import GuaranteeLine, Layer, Report
-from subprune.stopwatch import Stopwatch
-from subprune.storage import describe_inputs
+from subprune.report.remarks import fit_remarks
+from subprune.select.presets import find_method
+from subprune.statistics.batchnorm import stored_norms
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import Group
-from subprune.walk import Decision, Walk
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees

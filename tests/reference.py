@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subprune.statistics import Accumulator, Statistics
+from subprune.statistics.statistics import Accumulator, Statistics
 
 SetFunction = Callable[[Iterable[int]], float]
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import subprune
-from subprune.program import flat_tensors
+from subprune.program.program import flat_tensors
 
 PACKAGE = str(Path(subprune.__file__).parent)
 

@@ -8,11 +8,11 @@ from method_nets import NETS
 from torch import Tensor, nn
 
 import subprune
-from subprune.batchnorm import pooled, recalibrate
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
 from subprune.experiments.models import build
-from subprune.registry import METHODS
+from subprune.select.registry import METHODS
+from subprune.statistics.batchnorm import pooled, recalibrate
 
 NET = NETS["plain"]
 

@@ -20,7 +20,7 @@ from subprune.cli.models import load_model
 from subprune.errors import DataError, OptionError
 from subprune.experiments.datasets import Images, load
 from subprune.experiments.models import shipped_lenet
-from subprune.methods import METHODS
+from subprune.select.presets import METHODS
 
 LENET = ("--model", "lenet-mnist", "--data", "mnist-sample", "--method", "layer-in-change", "--n-samples", 40)
 

@@ -34,8 +34,8 @@ KILLER = """
 import os, signal
 from pathlib import Path
 from subprune import method
-from subprune.scores import uniform
-from subprune.registry import order_by
+from subprune.select.scores import uniform
+from subprune.select.registry import order_by
 
 @method("killer-{name}")
 def killer(ranker):

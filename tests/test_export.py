@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError, OptionError, StructureError
-from subprune.export import relative_gap
+from subprune.io.export import relative_gap
 
 ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(m) is None for m in ("onnx", "onnxruntime", "onnxscript")),
@@ -145,7 +145,7 @@ def test_rounding_of_pytorch_itself_is_allowed_for(tmp_path: Path, monkeypatch: 
         def off(file: Path) -> object:
             return lambda inputs: [z + s * z.abs().max() for z, s in zip(model(*inputs[0]), shares, strict=True)]
 
-        monkeypatch.setattr(sys.modules["subprune.export"], "_run_program", off)
+        monkeypatch.setattr(sys.modules["subprune.io.export"], "_run_program", off)
         with torch.no_grad():
             return subprune.export(model, tmp_path / "x.pt2", example=x).difference
 

@@ -12,13 +12,13 @@ import torch
 from shared import SHARED, needs_shared
 from torch import Tensor, nn
 
-from subprune.calibrate import Calibration, Run, group_statistics, reader
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights, shipped_lenet
-from subprune.greedy import KeepOrder, greedy
-from subprune.patches import conv_rows
-from subprune.ranking import in_order
+from subprune.loop.ranking import in_order
+from subprune.select.greedy import KeepOrder, greedy
+from subprune.statistics.calibrate import Calibration, Run, group_statistics, reader
+from subprune.statistics.patches import conv_rows
 from subprune.structure import Group
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subprune
-from subprune import measure
 from subprune.budget.cache import Cache
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.models import LeNet
+from subprune.measure import figures as measure
 from subprune.options import PruneOptions
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
@@ -425,7 +425,7 @@ def test_latencies_are_medians_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 50 * self.seconds if number in (1, 2, 3, 11) else self.seconds
             return x
 
-    monkeypatch.setattr("subprune.measure.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("subprune.measure.figures.time.perf_counter", lambda: now[0])
     one, other = Timed(1.0), Timed(2.0)
     a, b = measure.side_by_side([one, other], ((torch.ones(1),), {}))
     assert (a.median, b.median, a.repeats) == (pytest.approx(1.0), pytest.approx(2.0), 20)

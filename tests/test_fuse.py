@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from subprune.cut.masking import model_tensors
 from subprune.experiments.models import build
-from subprune.masking import model_tensors
-from subprune.record import record
+from subprune.program.record import record
 
 
 class Odd(nn.Module):

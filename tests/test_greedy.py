@@ -9,10 +9,10 @@ import reference as slow
 import torch
 from reference import Problem, random_problem
 
-from subprune import elimination, objective
 from subprune.errors import BudgetError, OptionError
-from subprune.greedy import KeepOrder, greedy, stochastic_greedy
-from subprune.statistics import Accumulator, Statistics
+from subprune.select import elimination, objective
+from subprune.select.greedy import KeepOrder, greedy, stochastic_greedy
+from subprune.statistics.statistics import Accumulator, Statistics
 
 
 def close(found: torch.Tensor, expected: list[float], rtol: float, atol: float = 0.0) -> None:

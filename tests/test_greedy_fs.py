@@ -10,12 +10,13 @@ import torch
 from method_nets import NETS
 
 import subprune
-from subprune import fuse, greedy_fs
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.models import build
-from subprune.ranking import rankers
-from subprune.registry import METHODS, Setting
+from subprune.loop.ranking import rankers
+from subprune.program import fuse
+from subprune.select import forward_selection as greedy_fs
+from subprune.select.registry import METHODS, Setting
+from subprune.statistics.calibrate import Calibration
 
 
 @pytest.mark.parametrize("together", [1, 600, greedy_fs.TOGETHER])

@@ -15,10 +15,11 @@ import torch
 from reference import Problem, random_problem
 from torch import nn
 
-from subprune import bounds, objective, prune
+from subprune import prune
 from subprune.errors import OptionError
-from subprune.greedy import greedy
-from subprune.guarantees import group_guarantee, guarantees
+from subprune.guarantees import bounds, group_guarantee, guarantees
+from subprune.select import objective
+from subprune.select.greedy import greedy
 
 ROOT = Path(__file__).resolve().parent.parent
 SLACK = 1e-9

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from zoo import ZOO, flops
 
-from subprune.program import flat_tensors
-from subprune.record import as_inputs
-from subprune.structure.inspect import inspect
-from subprune.surgery import prove
+from subprune.cut.surgery import prove
+from subprune.inspection import inspect
+from subprune.program.program import flat_tensors
+from subprune.program.record import as_inputs
 
 
 @pytest.mark.parametrize("name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"])

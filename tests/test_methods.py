@@ -11,11 +11,11 @@ from method_nets import NETS, Net
 from torch import nn
 
 import subprune
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.ranking import curves, rankers
-from subprune.registry import METHODS, Ranker, Setting, order_by
+from subprune.loop.ranking import curves, rankers
+from subprune.select.registry import METHODS, Ranker, Setting, order_by
+from subprune.statistics.calibrate import Calibration
 
 BUILT_IN = tuple(METHODS)
 FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-change": "asymmetric"}

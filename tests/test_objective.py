@@ -9,7 +9,7 @@ import reference as slow
 import torch
 from reference import Problem, random_problem
 
-from subprune import objective
+from subprune.select import objective
 
 CASES = [
     pytest.param({"per_unit": r, "asymmetric": a, "rank": q}, id=f"{r}-{a}-{q}")

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import subprune
-from subprune import parallel
-from subprune.calibrate import Calibration, group_statistics
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, shipped_lenet
-from subprune.ranking import in_order
+from subprune.loop.ranking import in_order
+from subprune.program import parallel
+from subprune.statistics.calibrate import Calibration, group_statistics
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.data import batches
+from subprune.cut.masking import mask
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
 from subprune.experiments.datasets import load
 from subprune.experiments.models import LeNet, shipped_lenet
 from subprune.experiments.training import count_correct
-from subprune.masking import mask
-from subprune.record import as_inputs
+from subprune.program.record import as_inputs
 from subprune.structure import find_groups
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")

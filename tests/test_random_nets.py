@@ -10,10 +10,10 @@ import torch
 from random_nets import Generator, random_net
 from zoo import some_units
 
+from subprune.cut.surgery import cut, prove
 from subprune.errors import BudgetError
-from subprune.record import as_inputs, record
+from subprune.program.record import as_inputs, record
 from subprune.structure import CostModel, analyse, find_groups
-from subprune.surgery import cut, prove
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import torch
 from reference import Problem, random_problem
 
 from subprune.errors import OptionError
-from subprune.reweight import solve
+from subprune.fit.least_squares import solve
 
 
 def true_error(p: Problem, weight: torch.Tensor, shift: torch.Tensor | float = 0.0) -> float:

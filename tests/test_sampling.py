@@ -14,12 +14,12 @@ from torch import nn
 import subprune
 from subprune.budget import by_sampling
 from subprune.budget.target import Rounding, Target
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import BudgetError
-from subprune.ranking import rankers, sensitivities
-from subprune.registry import METHODS, Ranker
-from subprune.sampling import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
+from subprune.loop.ranking import rankers, sensitivities
+from subprune.select.registry import METHODS, Ranker
+from subprune.select.sensitivity import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
+from subprune.statistics.calibrate import Calibration
 from subprune.structure.cost import CostModel
 
 

@@ -9,14 +9,14 @@ from method_nets import NETS, Net
 from torch import Tensor, nn
 
 import subprune
-from subprune import scores
 from subprune.budget import by_score, top_fraction
 from subprune.budget.target import Rounding, Target
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
-from subprune.ranking import comparable_scores, rankers
-from subprune.registry import METHODS
+from subprune.loop.ranking import comparable_scores, rankers
+from subprune.select import scores
+from subprune.select.registry import METHODS
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 

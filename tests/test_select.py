@@ -14,7 +14,7 @@ import subprune
 from subprune.errors import BudgetError, OptionError
 from subprune.options import Options
 from subprune.structure import Structure, find_groups
-from subprune.structure.select import choose_groups
+from subprune.structure.choose import choose_groups
 
 
 @pytest.fixture(scope="module")

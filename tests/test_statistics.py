@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
-from subprune.shifts import can_shift, shifted_products
-from subprune.statistics import (
+from subprune.statistics.shifts import can_shift, shifted_products
+from subprune.statistics.statistics import (
     Accumulator,
     Consumer,
     ConsumerStatistics,

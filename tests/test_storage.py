@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import subprune
 from subprune.errors import DataError
 from subprune.experiments.models import LeNet, ResNet
-from subprune.files import write_atomic
-from subprune.storage import read_report
+from subprune.io.files import write_atomic
+from subprune.io.storage import read_report
 
 
 class Wide(nn.Module):
@@ -196,7 +196,7 @@ def change_plan(**entries: Any) -> Callable[[dict[str, str], dict[str, Tensor]],
     """Alter the plan and, as an attacker would, write a fitting checksum."""
 
     def change(metadata: dict[str, str], state: dict[str, Tensor]) -> None:
-        from subprune.storage import _digest
+        from subprune.io.storage import _digest
 
         plan = json.loads(metadata["plan"])
         for place, value in entries.items():

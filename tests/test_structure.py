@@ -12,11 +12,11 @@ import zoo_odd as odd
 from torch import Tensor, nn
 from zoo import ZOO, run
 
+from subprune.cut.masking import mask
+from subprune.cut.surgery import cut, prove
 from subprune.errors import StructureError
-from subprune.masking import mask
-from subprune.record import as_inputs, record
+from subprune.program.record import as_inputs, record
 from subprune.structure import Structure, find_groups
-from subprune.surgery import cut, prove
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import zoo_attention as attn
 from torch import Tensor, nn
 from zoo import ZOO, clone, flops, gap, run, some_units
 
-from subprune.attention import NarrowMultiheadAttention
+from subprune.cut.attention import NarrowMultiheadAttention
+from subprune.cut.masking import keep_mask, mask
+from subprune.cut.surgery import cut, cut_in_place, prove
 from subprune.errors import BudgetError, StructureError
-from subprune.masking import keep_mask, mask
-from subprune.record import as_inputs
+from subprune.program.record import as_inputs
 from subprune.structure import CostModel, Structure, find_groups, predict
-from subprune.surgery import cut, cut_in_place, prove
 
 TOLERANCE = 1e-5
 

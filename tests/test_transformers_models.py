@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from zoo import clone, flops, gap, randomise, run, some_units
 
-from subprune.masking import mask
-from subprune.record import as_inputs
+from subprune.cut.masking import mask
+from subprune.cut.surgery import prove
+from subprune.program.record import as_inputs
 from subprune.structure import CostModel, find_groups
-from subprune.surgery import prove
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")

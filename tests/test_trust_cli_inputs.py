@@ -13,10 +13,9 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import subprune
 from subprune.cli.arrays import read_arrays
 from subprune.cli.data import DataChoice, load_data
-from subprune.data import take
+from subprune.data.batches import take
 from subprune.errors import DataError, OptionError
 
 
@@ -213,7 +212,9 @@ def test_bounds_are_of_the_inputs_that_were_drawn(run: Run, monkeypatch: pytest.
         return take(data, model, n_samples, **options)
 
     monkeypatch.setattr("subprune.api.take", drawn)
-    monkeypatch.setattr(subprune.guarantees, "batches", lambda *args, **options: drawn(*args, **options).batches)
+    monkeypatch.setattr(
+        "subprune.guarantees.certificates.batches", lambda *args, **options: drawn(*args, **options).batches
+    )
     Path("net.py").write_text(NET + "def data():\n    return torch.rand(80, 1, 6, 6)\n")
     done = run("prune", "--model", "net.py:build", "--data", "net.py:data", "--keep", 0.5, "--n-samples", 16,
                "--seed", 5, "--guarantees", "--no-time")  # fmt: skip

@@ -19,20 +19,21 @@ from zoo import ZOO, clone, gap, run, some_units
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
-from subprune import api, check, inspect, prune
+from subprune import api, inspect, prune
 from subprune.budget import Rounding
-from subprune.calibrate import Calibration
-from subprune.check import check_groups
-from subprune.data import Batch, batches
+from subprune.cut import check
+from subprune.cut.check import check_groups
+from subprune.cut.masking import mask
+from subprune.cut.surgery import attempt, cut
+from subprune.cut.twin import TOLERANCE, match
+from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, StructureError
-from subprune.masking import mask
-from subprune.program import input_count
-from subprune.record import as_inputs
+from subprune.loop.walk import Decision, Walk
+from subprune.program.program import input_count
+from subprune.program.record import as_inputs
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import CostModel, Structure, find_groups
 from subprune.structure.build import owner
-from subprune.surgery import attempt, cut
-from subprune.twin import TOLERANCE, match
-from subprune.walk import Decision, Walk
 
 QUIET: Any = {"progress": False, "time_calls": False}
 HALF = 1000  # products of so many terms are summed in blocks, which a cut shifts
@@ -221,7 +222,7 @@ def wrong(structure: Structure, name: str) -> Structure:
 def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and against rounding noise, with weights as bad as can be."""
     if not wide:
-        monkeypatch.setattr("subprune.twin._wide_gap", lambda *args: None)
+        monkeypatch.setattr("subprune.cut.twin._wide_gap", lambda *args: None)
     model, x = IllConditioned(), torch.randn(64, 8)
     structure = wrong(find_groups(model, x), "fc2")
     sound = find_groups(model, x)
@@ -238,9 +239,9 @@ def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that ties the wrong positions: that group alone is refused, by name."""
-    monkeypatch.setattr("subprune.calibrate.analyse", lambda p: wrong(find_analyse(p), "fc1"))
+    monkeypatch.setattr("subprune.statistics.calibrate.analyse", lambda p: wrong(find_analyse(p), "fc1"))
     model, _ = ZOO["lenet"].build()
-    monkeypatch.setattr("subprune.surgery.mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p))
+    monkeypatch.setattr("subprune.cut.surgery.mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p))
     x = torch.randn(16, 1, 28, 28)
     result = prune(model, x, keep=0.5, folds=1, **QUIET)
     assert set(result.plan.counts) == {"conv1", "conv2", "fc2"}
@@ -248,7 +249,7 @@ def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) 
 
 
 def find_analyse(program: Any) -> Structure:
-    from subprune.structure.find import analyse
+    from subprune.structure.analysis import analyse
 
     return analyse(program)
 

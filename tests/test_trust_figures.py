@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.answers import read
 from subprune.budget import accuracy_curves
 from subprune.budget.latency import LatencyTarget
-from subprune.calibrate import Calibration
-from subprune.compare import Comparison, compare
-from subprune.data import Batch, batches
+from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
-from subprune.measure import Latency, accuracy, count_flops
-from subprune.methods import find_method
+from subprune.measure.answers import read
+from subprune.measure.compare import Comparison, compare
+from subprune.measure.figures import Latency, accuracy, count_flops
+from subprune.measure.stopwatch import Stopwatch
+from subprune.program.record import record
+from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step
-from subprune.record import record
-from subprune.recurrent import recurrent_flops
 from subprune.report import Report
-from subprune.stopwatch import Stopwatch
+from subprune.select.presets import find_method
+from subprune.statistics.calibrate import Calibration
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 
@@ -369,7 +369,7 @@ def deep() -> tuple[nn.Module, Tensor]:
 
 def test_a_stopwatch_loses_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
-    monkeypatch.setattr("subprune.stopwatch.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("subprune.measure.stopwatch.time.perf_counter", lambda: now[0])
     watch = Stopwatch()
     for part, seconds in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
         now[0] += seconds

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from zoo_odd import Pooled
 
 import subprune
-from subprune.data import Batch, folded, take
+from subprune.data.batches import Batch, folded, take
 from subprune.errors import DataError, OptionError
 
 # ---- folds ------------------------------------------------------------------------------------------

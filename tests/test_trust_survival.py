@@ -27,14 +27,15 @@ from torch import Tensor, nn
 from zoo import ZOO, gap, run
 
 import subprune
-from subprune import measure, parallel
-from subprune.batchnorm import recalibrate
-from subprune.borrow import borrowed, reachable
-from subprune.data import batches
+from subprune.cut.surgery import duplicate
+from subprune.data.batches import batches
 from subprune.errors import SubpruneError
 from subprune.guarantees import guarantees
-from subprune.record import as_inputs, record
-from subprune.surgery import duplicate
+from subprune.measure import figures as measure
+from subprune.program import parallel
+from subprune.program.borrow import borrowed, reachable
+from subprune.program.record import as_inputs, record
+from subprune.statistics.batchnorm import recalibrate
 
 
 class Interrupted(Exception):
@@ -200,7 +201,7 @@ def test_an_exporter_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatc
     subprune.export(model, tmp_path / "model.pt2", example=x)
     assert picture(model, x) == before
     for error in (Interrupted, KeyboardInterrupt):
-        monkeypatch.setattr(sys.modules["subprune.export"], "_gaps", raising(error))
+        monkeypatch.setattr(sys.modules["subprune.io.export"], "_gaps", raising(error))
         with pytest.raises(error):
             subprune.export(model, tmp_path / "other.pt2", example=x)
         assert picture(model, x) == before
@@ -414,7 +415,7 @@ def test_threads_are_as_many_as_before(
         with pytest.raises(error):
             parallel.each(lambda fail: fail(), [raising(error), raising(error)])
         before = picture(model, x)
-        monkeypatch.setattr("subprune.walk._decide", raising(error))
+        monkeypatch.setattr("subprune.loop.walk._decide", raising(error))
         with pytest.raises(error):
             subprune.prune(model, x, keep=0.5, method="layer-in-change", progress=False)
     assert (torch.get_num_threads(), threads_of_new_threads()) == (2, 2)

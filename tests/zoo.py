@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from subprune.experiments.models import VGG11, LeNet, ResNet
-from subprune.program import flat_tensors
-from subprune.record import as_inputs, plain
+from subprune.program.program import flat_tensors
+from subprune.program.record import as_inputs, plain
 from subprune.structure import Structure
 
 

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from subprune.answers import IGNORED, Reading, read_program
 from subprune.budget.cache import Cache
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.calibrate import Calibration, Passage
 from subprune.errors import DataError
-from subprune.ranking import rankers, ranking_of
-from subprune.registry import Method, Ranker
+from subprune.loop.ranking import rankers, ranking_of
+from subprune.loop.walk import alone
+from subprune.measure.answers import IGNORED, Reading, read_program
+from subprune.select.registry import Method, Ranker
+from subprune.statistics.calibrate import Calibration, Passage
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import alone
 
 __all__ = ["FRACTIONS", "AccuracyCurve", "accuracy_curves", "equal_accuracy"]
 

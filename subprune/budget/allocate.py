@@ -15,10 +15,10 @@ from subprune.budget.rules import by_error, by_knapsack, equal_fractions, explic
 from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
 from subprune.budget.target import Counts, Rounding, Target, amount
-from subprune.calibrate import Calibration
-from subprune.greedy import KeepOrder
-from subprune.ranking import comparable_scores, curves, sensitivities
-from subprune.registry import Method
+from subprune.loop.ranking import comparable_scores, curves, sensitivities
+from subprune.select.greedy import KeepOrder
+from subprune.select.registry import Method
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from subprune.budget.rules import by_knapsack
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.greedy import KeepOrder
+from subprune.select.greedy import KeepOrder
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 

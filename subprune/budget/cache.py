@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from subprune.calibrate import Calibration
 from subprune.errors import DataError
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
+from subprune.statistics.calibrate import Calibration
 
 __all__ = ["Cache", "fingerprint"]
 

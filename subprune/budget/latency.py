@@ -18,11 +18,11 @@ from torch import nn
 
 from subprune.budget.allocate import LATENCY_STEPS, Demand, allocate
 from subprune.budget.target import Counts, amount
+from subprune.cut.masking import keep_mask
+from subprune.cut.surgery import cut_in_place, duplicate
+from subprune.cut.twin import first_line
 from subprune.errors import BudgetError
-from subprune.masking import keep_mask
-from subprune.measure import Latency, side_by_side
-from subprune.surgery import cut_in_place, duplicate
-from subprune.twin import first_line
+from subprune.measure.figures import Latency, side_by_side
 
 __all__ = ["LatencyTarget", "by_latency"]
 

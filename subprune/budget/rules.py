@@ -8,7 +8,7 @@ import numpy as np
 
 from subprune.budget.target import Counts, Rounding, Target, fill, largest
 from subprune.errors import BudgetError, closest
-from subprune.greedy import KeepOrder
+from subprune.select.greedy import KeepOrder
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from subprune.budget.target import Counts, Rounding, Target, fill
-from subprune.sampling import DELTA, Sensitivity, distinct
+from subprune.select.sensitivity import DELTA, Sensitivity, distinct
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 

@@ -15,8 +15,8 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 from torch import Tensor
 
+from subprune.data.sources import as_tensor, draw
 from subprune.errors import DataError
-from subprune.sources import as_tensor, draw
 
 __all__ = ["IMAGES", "read_arrays", "read_image"]
 

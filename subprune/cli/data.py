@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from subprune.cli.arrays import IMAGES, read_arrays, read_image
 from subprune.cli.console import say
 from subprune.cli.models import call, find_callable
-from subprune.data import model_dtype
+from subprune.data.batches import model_dtype
+from subprune.data.samples import LABEL_KEYS
+from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.datasets import Images, calibration_batches, dataset_names, split_verification
 from subprune.experiments.datasets import load as load_dataset
-from subprune.record import record
-from subprune.samples import LABEL_KEYS
-from subprune.sources import draw
+from subprune.program.record import record
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from subprune.cli.console import out, print_json
-from subprune.demo import RATIOS, run_demo, table
+from subprune.cli.demonstration import RATIOS, run_demo, table
 from subprune.progress import progress_bar
 
 __all__ = ["register"]

@@ -10,8 +10,8 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json
 from subprune.cli.data import DataChoice, load_data
 from subprune.cli.models import load_model
-from subprune.data import batches
-from subprune.structure.inspect import inspect as look
+from subprune.data.batches import batches
+from subprune.inspection import inspect as look
 
 __all__ = ["register"]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from subprune.budget import RULES
 from subprune.cli.console import out, print_json
-from subprune.methods import METHODS
+from subprune.select.presets import METHODS
 
 __all__ = ["register"]
 

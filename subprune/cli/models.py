@@ -21,7 +21,7 @@ from subprune.cli import blame
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.models import build, model_names, shipped_lenet
 from subprune.experiments.weights import load_weights
-from subprune.storage import load
+from subprune.io.storage import load
 
 __all__ = ["find_callable", "load_model"]
 

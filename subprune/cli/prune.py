@@ -17,13 +17,13 @@ from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.flags import in_flags
 from subprune.cli.models import load_model
 from subprune.errors import OptionError, SubpruneError
-from subprune.files import write_atomic
 from subprune.forecast import Forecast
-from subprune.methods import find_method
+from subprune.io.files import write_atomic
+from subprune.io.storage import save
+from subprune.measure.stopwatch import Stopwatch
 from subprune.plan import unprovable
 from subprune.result import Result
-from subprune.stopwatch import Stopwatch
-from subprune.storage import save
+from subprune.select.presets import find_method
 
 __all__ = ["register"]
 

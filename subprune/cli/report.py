@@ -10,8 +10,8 @@ import typer
 from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.errors import DataError
+from subprune.io.storage import read_report
 from subprune.report import Report
-from subprune.storage import read_report
 
 __all__ = ["register"]
 

@@ -18,22 +18,22 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune import measure
-from subprune.batchnorm import recalibrate
 from subprune.budget import RULES, Demand, Rounding, Target, allocate
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.datasets import Images, calibration_batches, load, split_verification
 from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
 from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.experiments.store import Outcome
 from subprune.experiments.training import count_correct, finetune_recipe, fit
-from subprune.methods import find_method
-from subprune.ranking import in_order
+from subprune.loop.ranking import in_order
+from subprune.measure import figures as measure
+from subprune.select.presets import find_method
+from subprune.statistics.batchnorm import recalibrate
+from subprune.statistics.calibrate import Calibration
 from subprune.structure import find_groups
+from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
-from subprune.structure.select import choose_groups
 
 __all__ = ["Context", "check", "load_sources", "run_cell", "run_job"]
 

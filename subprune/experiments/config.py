@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from subprune.batchnorm import BATCHNORM
 from subprune.budget import RULES
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.datasets import dataset_names
 from subprune.experiments.models import model_names
 from subprune.experiments.training import recipe_names
-from subprune.methods import METHODS, find_method
+from subprune.select.presets import METHODS, find_method
+from subprune.statistics.batchnorm import BATCHNORM
 
 if sys.version_info >= (3, 11):
     import tomllib

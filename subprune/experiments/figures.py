@@ -11,7 +11,7 @@ from typing import Any
 from subprune.errors import OptionError
 from subprune.experiments.config import Config
 from subprune.experiments.tables import LABELS, OURS, Group, Point
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
 
 __all__ = [
     "COLOURS", "can_draw", "colour", "figure", "figure_name", "methods_in_order", "panels", "setting_title",

@@ -17,7 +17,7 @@ from subprune.errors import SubpruneError
 from subprune.experiments import assets_dir
 from subprune.experiments.datasets import Images, load
 from subprune.experiments.readers import idx_bytes
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
 
 __all__ = ["SEED", "TRAIN_IMAGES", "draw", "main"]
 

@@ -15,7 +15,7 @@ from subprune.experiments.config import Config
 from subprune.experiments.figures import can_draw, colour, methods_in_order, panels, setting_title, write_figures
 from subprune.experiments.store import Row
 from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, summary_rows, write_csv
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
 
 __all__ = ["made_with", "page", "write_report"]
 

@@ -16,7 +16,7 @@ from subprune.errors import DataError, OptionError
 from subprune.experiments.config import Config
 from subprune.experiments.grid import DENSE
 from subprune.experiments.store import COLUMNS, SETTINGS, Row
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
 
 __all__ = [
     "LABELS", "OURS", "Group", "Point", "dense_top1", "paper_rows", "points", "read_rows", "summary_rows", "write_rows",

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subprune.compare import Comparison
 from subprune.errors import DataError
-from subprune.export import Exported
-from subprune.files import write_atomic
+from subprune.io.export import Exported
+from subprune.io.files import write_atomic
+from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
 

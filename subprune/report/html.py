@@ -13,7 +13,7 @@ from subprune.report.svg import curve, network
 from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed, weight_growth
 
 if TYPE_CHECKING:
-    from subprune.compare import Comparison
+    from subprune.measure.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from subprune.compare import Comparison
+    from subprune.measure.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from subprune.program import Program
+from subprune.program.program import Program
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
 from subprune.structure.labels import Dim, Ids

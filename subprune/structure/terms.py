@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from subprune.errors import StructureError
-from subprune.program import Op
+from subprune.program.program import Op
 from subprune.structure.flow import Flow
 from subprune.structure.groups import Span, Term
 from subprune.structure.labels import Ids

@@ -1,0 +1,275 @@
+"""Rules for products, convolutions, attention, norms, pooling and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from subprune.program.record import Op
+from subprune.structure.flow import Flow, Use, arg, ref, rule
+from subprune.structure.labels import FREE, Dim
+
+__all__: list[str] = []
+
+_INPUT = "is multiplied with features that are not made of parameters, such as the model's input"
+
+
+def _spatial(flow: Flow, op: Op, dims: Sequence[Dim | None]) -> None:
+    for dim in dims:
+        flow.freeze(op, dim, "a window slides over it")
+
+
+def _use(flow: Flow, op: Op, weight: int, x: int, dims: tuple[int, int], kind: str, bias: Any = None) -> None:
+    """Note a product of an activation with a parameter; `dims` are the weight value's (summed, made)."""
+    source = flow.origin.get(weight)
+    if source is None or x in flow.origin:  # a product of two activations: both are looked at by position
+        if kind == "linear" or op.args[8] == 1:
+            flow.reduce(op, x, [len(flow.shape(x)) - 1 if kind == "linear" else 1])
+        return
+    in_dim, out_dim = source.dims[dims[0]], source.dims[dims[1]]
+    bias_id = ref(bias)
+    bias_name = flow.origin[bias_id].name if bias_id is not None and bias_id in flow.origin else None
+    flow.uses.append(Use(op.index, source.name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight))
+
+
+@rule("linear", "mm", "addmm", "addbmm", "matmul")
+def linear(flow: Flow, op: Op) -> None:
+    args = list(op.args)
+    bias = args.pop(0) if op.kind == "addmm" else (args[2] if len(args) > 2 else op.kwargs.get("bias"))
+    x, w = args[0].id, args[1].id
+    in_dim, out_dim = (1, 0) if op.kind == "linear" else (0, 1)
+    if len(flow.shape(w)) != 2:
+        flow.give_up(op, "a product of this form is not known")
+        return
+    xd, wd = flow.dims(x), flow.dims(w)
+    flow.match(op, [xd[-1], wd[in_dim]], _INPUT)
+    bias_id = ref(bias)
+    made = wd[out_dim]
+    if bias_id is not None:
+        made = flow.match(op, [made, flow.dims(bias_id)[-1]], _INPUT)
+    flow.put(op.outs[0], [*xd[:-1], made])
+    _use(flow, op, w, x, (in_dim, out_dim), "linear", bias)
+
+
+@rule("bmm", "baddbmm")
+def bmm(flow: Flow, op: Op) -> None:
+    refs = [a.id for a in op.args[: 3 if op.kind == "baddbmm" else 2]]
+    a, b = refs[-2:]
+    ad, bd = flow.dims(a), flow.dims(b)
+    batch = flow.match(op, [ad[0], bd[0]], _INPUT)
+    flow.match(op, [ad[2], bd[1]], _INPUT)
+    if batch:
+        flow.space.batch.append(batch[0])
+    flow.reduce(op, a, [2])
+    result = [batch, ad[1], bd[2]]
+    if op.kind == "baddbmm":
+        sd = flow.dims(refs[0])
+        shape = flow.shape(refs[0])
+        out = flow.shape(op.outs[0])
+        result = [
+            flow.match(op, [r, s], _INPUT) if n == m else r for r, s, n, m in zip(result, sd, shape, out, strict=True)
+        ]
+    flow.put(op.outs[0], result)
+
+
+@rule("convolution", "conv1d", "conv2d", "conv3d")
+def convolution(flow: Flow, op: Op) -> None:
+    x, w, bias = op.args[0].id, op.args[1].id, op.args[2]
+    transposed = bool(op.args[6])
+    groups = int(op.args[8])
+    xd, wd = flow.dims(x), flow.dims(w)
+    _spatial(flow, op, [*xd[2:], *wd[2:]])
+    kind = "conv-transpose" if transposed else "conv"
+    in_dim, out_dim = (0, 1) if transposed else (1, 0)
+    if groups == 1:
+        flow.match(op, [xd[1], wd[in_dim]], _INPUT)
+        made = wd[out_dim]
+    elif transposed:
+        flow.give_up(op, "a grouped transposed convolution")
+        return
+    else:
+        made, kind = _grouped(flow, op, xd[1], wd, groups, flow.shape(w))
+    bias_id = ref(bias)
+    if bias_id is not None:
+        made = flow.match(op, [made, flow.dims(bias_id)[0]], _INPUT)
+    flow.put(op.outs[0], [xd[0], made, *[None] * (len(xd) - 2)])
+    _use(flow, op, w, x, (in_dim, out_dim), kind, bias)
+
+
+def _grouped(
+    flow: Flow, op: Op, channels: Dim | None, wd: Sequence[Dim | None], groups: int, shape: Sequence[int]
+) -> tuple[Dim | None, str]:
+    """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go."""
+    made = wd[0]
+    if not made:
+        flow.give_up(op, "a grouped convolution whose weight is not a parameter")
+        return None, "conv"
+    per_group = shape[0] // groups
+    if shape[1] == 1:
+        if not channels:
+            flow.freeze(op, made, _INPUT)
+        else:
+            flow.space.tie(made[0], np.repeat(channels[0], per_group))
+        return made, "depthwise"
+    rows = made[0].reshape(groups, per_group)
+    flow.space.tie(rows[1:], rows[:1])
+    if channels and wd[1]:
+        flow.space.tie(channels[0].reshape(groups, -1), wd[1][0][None, :])
+    else:
+        flow.freeze(op, wd[1], _INPUT)
+        flow.freeze(op, channels, _INPUT)
+    return made, "conv"
+
+
+@rule("scaled_dot_product_attention")
+def attention(flow: Flow, op: Op) -> None:
+    q, k, v = (a.id for a in op.args[:3])
+    qd, kd, vd = flow.dims(q), flow.dims(k), flow.dims(v)
+    shape, kshape = flow.shape(q), flow.shape(k)
+    mask = ref(arg(op, 3, "attn_mask"))
+    flow.match(op, [qd[-1], kd[-1]], _INPUT)
+    if qd[-1]:
+        flow.space.mixed.append(qd[-1][0])
+        if arg(op, 6, "scale") is None:
+            flow.freeze(op, qd[-1], "the scale of attention follows from the size of a head")
+        flow.reduce(op, q, [len(qd) - 1])
+    lead: list[Dim | None] = []
+    for i in range(len(qd) - 2):
+        times = shape[i] // kshape[i]
+        others = [d if times == 1 or not d else tuple(np.repeat(ids, times) for ids in d) for d in (kd[i], vd[i])]
+        met = [qd[i], *others]
+        if mask is not None:
+            back = len(qd) - i
+            mshape = flow.shape(mask)
+            if len(mshape) >= back and mshape[-back] == shape[i]:
+                met.append(flow.dims(mask)[-back])
+        dim = flow.match(op, met, _INPUT)
+        if dim:
+            flow.space.batch.append(dim[0])
+        lead.append(dim)
+    flow.put(op.outs[0], [*lead, qd[-2], vd[-1]])
+
+
+@rule("native_batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "batch_norm",
+      "cudnn_batch_norm", "miopen_batch_norm")  # fmt: skip
+def batch_norm(flow: Flow, op: Op) -> None:
+    x = op.inputs[0]
+    dims = flow.dims(x)
+    met = [dims[1]] + [flow.dims(v)[0] for a in op.args[1:5] if (v := ref(a)) is not None]
+    dims[1] = flow.match(op, met, _INPUT)
+    flow.put(op.outs[0], dims)
+    if len(met) == 1:  # no tensor of the module's follows: note the length here
+        flow.reduce(op, x, [1])
+
+
+@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def layer_norm(flow: Flow, op: Op) -> None:
+    x = op.inputs[0]
+    dims = flow.dims(x)
+    count = len(op.args[1])
+    first = len(dims) - count
+    for i in range(count):
+        met = [dims[first + i]] + [flow.dims(v)[i] for a in op.args[2:4] if (v := ref(a)) is not None]
+        dims[first + i] = flow.match(op, met, _INPUT)
+    flow.put(op.outs[0], dims)
+    flow.put(x, dims)
+    flow.reduce(op, x, range(first, len(dims)))
+
+
+@rule("native_group_norm", "group_norm")
+def group_norm(flow: Flow, op: Op) -> None:
+    x = op.inputs[0]
+    dims = flow.dims(x)
+    if op.kind == "native_group_norm":
+        params, groups = op.args[1:3], int(op.args[6])
+    else:
+        params, groups = op.args[2:4], int(op.args[1])
+    dims[1] = flow.match(op, [dims[1]] + [flow.dims(v)[0] for a in params if (v := ref(a)) is not None], _INPUT)
+    size = flow.shape(x)[1]
+    if dims[1] and groups != size:
+        rows = dims[1][0].reshape(groups, -1)
+        flow.space.tie(rows[1:], rows[:1])
+    flow.reduce(op, x, [1])
+    flow.put(op.outs[0], dims)
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d",
+      "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d",
+      "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+      "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+      "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
+      "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+      "upsample_trilinear3d", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "lp_pool2d")  # fmt: skip
+def pooling(flow: Flow, op: Op) -> None:
+    """Channels stay, windows slide over the rest."""
+    x = op.inputs[0]
+    dims = flow.dims(x)
+    spatial = 3 if "3d" in op.kind else 1 if "1d" in op.kind else 2
+    alone = _windows_of_one(op, spatial)
+    slid = list(zip(dims[-spatial:], alone, strict=True))
+    _spatial(flow, op, [dim for dim, single in slid if not single])
+    flow.put(op.outs[0], [*dims[:-spatial], *(dim if single else None for dim, single in slid)])
+    for vid in op.outs[1:]:  # where the maxima were: numbers that count over all of the window's dimensions
+        flow.put(vid, [*dims[:-spatial], *[None] * spatial])
+
+
+def _windows_of_one(op: Op, spatial: int) -> list[bool]:
+    """Along which dimensions a window covers one entry and moves by one: ``MaxPool3d((1, 2, 2))`` on [N, C, H, W]."""
+    if not op.kind.startswith(("max_pool", "avg_pool")):
+        return [False] * spatial
+
+    def per_dimension(value: Any) -> list[int]:
+        values = [value] if isinstance(value, int) else list(value)
+        return values * spatial if len(values) == 1 else values
+
+    size = per_dimension(arg(op, 1, "kernel_size", 0))
+    step = per_dimension(arg(op, 2, "stride", []) or size)
+    margin = per_dimension(arg(op, 3, "padding", 0))
+    return [window == (1, 1, 0) for window in zip(size, step, margin, strict=True)]
+
+
+@rule("mean", "sum", "nansum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
+      "linalg_vector_norm", "norm", "argmax", "argmin", "any", "all")  # fmt: skip
+def reduction(flow: Flow, op: Op) -> None:
+    x = op.inputs[0]
+    if len(op.inputs) > 1 or op.name.endswith((".other", ".binary")):
+        flow.give_up(op, "a reduction of this form is not known")
+        return
+    dims = flow.dims(x)
+    place = 2 if op.kind in ("norm", "linalg_vector_norm") else 1
+    given = arg(op, place, "dim", None)
+    chosen = range(len(dims)) if given is None or given == [] else [given] if isinstance(given, int) else given
+    over = {d % len(dims) for d in chosen}
+    if op.kind in ("argmax", "argmin", "logsumexp", "prod", "any", "all"):
+        for d in over:
+            flow.freeze(op, dims[d], f"{op.kind} runs over the units")
+    else:
+        flow.reduce(op, x, sorted(over))
+    kept = len(flow.shape(op.outs[0])) == len(dims)
+    result = [None if i in over else d for i, d in enumerate(dims) if kept or i not in over]
+    for vid in op.outs:
+        flow.put(vid, result)
+
+
+@rule("_weight_norm_interface", "_weight_norm")
+def weight_norm(flow: Flow, op: Op) -> None:
+    """A filter is scaled by its own length: it would change if inputs of it were cut."""
+    dims = flow.dims(op.inputs[0])
+    for dim in dims:
+        why = f"{op.module!r} is weight-normed: merge it first with torch.nn.utils.remove_weight_norm(module)"
+        flow.freeze(op, dim, why)
+    flow.put(op.outs[0], dims)
+
+
+@rule("new_zeros", "new_ones", "new_full", "zeros", "ones", "full", "scalar_tensor")
+def filled(flow: Flow, op: Op) -> None:
+    """The same content everywhere: it follows whatever it is combined with, and all of that together."""
+    flow.put(op.outs[0], [(flow.space.new(n),) if n > 1 else FREE for n in flow.shape(op.outs[0])])
+
+
+@rule("new_empty", "empty", "arange", "eye", "empty_strided", "rand", "randn")
+def numbered(flow: Flow, op: Op) -> None:
+    """Sizes are numbers in the model's code: nothing is carried over."""
+    flow.labels.pop(op.outs[0], None)
