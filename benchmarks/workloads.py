@@ -1,4 +1,6 @@
-"""The workloads, each measured in a process of its own: seconds, the limit in this machine's own rate, peak memory."""
+"""The workloads, each measured in a process of its own: seconds, the limit in this machine's own
+rate, peak memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
 IMAGES = 512
-RESIDUAL = "layer*.conv1"  # what the paper prunes in a ResNet: the first layers of residual branches
+# what the paper prunes in a ResNet: the first layers of residual branches
+RESIDUAL = "layer*.conv1"
 
 
 @dataclass
@@ -69,11 +72,13 @@ class Place:
         return model
 
 
-# ---- limits -----------------------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 
 def layer_operations(group: Group, calibration: Calibration) -> tuple[float, float, float]:
-    """Operations for G (half of it, by symmetry), for C, and for eliminating all units, of a group's consumers."""
+    """Operations for G (half of it, by symmetry), for C, and for eliminating all units, of a
+    group's consumers.
+    """
     program = calibration.structure.program
     gram = cross = elimination = 0.0
     count = sum(b.size for b in calibration.batches)
@@ -90,13 +95,18 @@ def layer_operations(group: Group, calibration: Calibration) -> tuple[float, flo
     return gram, cross, elimination
 
 
-def prune_limit(calibration: Calibration, groups: list[Group], counts: dict[str, int], curves: bool) -> Measured:
+def prune_limit(
+    calibration: Calibration, groups: list[Group], counts: dict[str, int], curves: bool
+) -> Measured:
     """What pruning with statistics cannot do without.
 
-    One pass of the dense and one of the pruned network, G and C of every layer, and the elimination. Rules that look
-    at error curves take one more dense pass with G of every layer, and one more elimination.
+    One pass of the dense and one of the pruned network, G and C of every layer, and the
+    elimination. Rules that look at error curves take one more dense pass with G of every layer, and
+    one more elimination.
     """
-    gram, cross, elimination = (sum(x) for x in zip(*(layer_operations(g, calibration) for g in groups), strict=True))
+    gram, cross, elimination = (
+        sum(x) for x in zip(*(layer_operations(g, calibration) for g in groups), strict=True)
+    )
     cost = CostModel(calibration.model, calibration.structure)
     images = sum(b.size for b in calibration.batches)
     full = {g.name: g.n_units for g in groups}
@@ -106,7 +116,7 @@ def prune_limit(calibration: Calibration, groups: list[Group], counts: dict[str,
     return Measured(0.0, dense * times + small + gram * times + cross, elimination * times)
 
 
-# ---- pruning whole networks -------------------------------------------------------------------------
+# ---- pruning whole networks ----------------------------------------------------------------------
 
 
 def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Measured:
@@ -134,18 +144,24 @@ def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Meas
 
 
 def _paper_layers(name: str, model: nn.Module) -> list[str]:
-    """What the paper prunes: first layers of residual branches; all but the last features layer and the classifier."""
+    """What the paper prunes: first layers of residual branches; all but the last features layer and
+    the classifier.
+    """
     if name.startswith("resnet"):
-        return fnmatch.filter(dict(model.named_modules()), RESIDUAL)  # by name, as Torch-Pruning needs them
+        # by name, as Torch-Pruning needs them
+        return fnmatch.filter(dict(model.named_modules()), RESIDUAL)
     layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return [n for n in layers[:-1] if n != "features.25"]
 
 
 def _allowance(calibration: Calibration, groups: list[Group]) -> int:
-    """3·d² float64 of the widest layer, and the calibration images' values: what the dense and the pruned run hold
-    where that is most, and the one being computed."""
+    """3·d² float64 of the widest layer, and the calibration images' values: what the dense and the
+    pruned run hold where that is most, and the one being computed.
+    """
     program = calibration.structure.program
-    widest = max(len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable)
+    widest = max(
+        len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
+    )
     share = sum(b.size for b in calibration.batches) / calibration.batches[0].size
     largest = max(_bytes(program, v) for op in program.ops for v in op.outs)
     return int(3 * widest**2 * 8 + share * (2 * max(_alive(program)) + largest))
@@ -159,12 +175,14 @@ def _alive(program: Any) -> list[int]:
     """Bytes of computed values that some later operation still reads, after every operation."""
     found = []
     for op in program.ops:
-        live = [v for o in program.ops[: op.index + 1] for v in o.outs if program.last_use(v) > op.index]
+        live = [
+            v for o in program.ops[: op.index + 1] for v in o.outs if program.last_use(v) > op.index
+        ]
         found.append(sum(_bytes(program, v) for v in live))
     return found
 
 
-# ---- one layer: from data, against the plain formulas ------------------------------------------------
+# ---- one layer: from data, against the plain formulas --------------------------------------------
 
 
 def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measured:
@@ -223,7 +241,7 @@ def _gap(order: Any, slow: Any, n: int) -> float:
     return abs(float(order.gains[at]) - slow.gains[at]) / max(slow.gains[at], 1e-300)
 
 
-# ---- a transformer's feed-forward layer ---------------------------------------------------------------
+# ---- a transformer's feed-forward layer ----------------------------------------------------------
 
 
 def feed_forward(d: int = 11008, m: int = 4096, share: float = 0.5) -> Measured:
@@ -254,7 +272,7 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
     return Statistics(gram, cross, energy, 4 * d, zeros(d).double(), zeros(m).double(), units)
 
 
-# ---- rows against columns -----------------------------------------------------------------------------
+# ---- rows against columns ------------------------------------------------------------------------
 
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
@@ -272,14 +290,18 @@ def linear_statistics(rows: int, d: int, m: int) -> Measured:
     seconds, _ = timed(work)
     rank, left = min(rows, d // 2), d - min(rows, d // 2)
     double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
-    return Measured(seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank})
+    return Measured(
+        seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank}
+    )
 
 
 WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
     "resnet56, equal fractions": lambda p, r: prune_network(
         "resnet56", p, r, compression=2, allocate="uniform", time_calls=False
     ),
-    "resnet56, default": lambda p, r: prune_network("resnet56", p, r, compression=2, time_calls=False),
+    "resnet56, default": lambda p, r: prune_network(
+        "resnet56", p, r, compression=2, time_calls=False
+    ),
     "vgg11, equal fractions": lambda p, r: prune_network(
         "vgg11", p, r, compression=2, allocate="uniform", time_calls=False
     ),

@@ -2,8 +2,8 @@
 
     python experiments/batchnorm_control.py --data-dir DATA --models-dir MODELS
 
-Writes experiments/results/batchnorm-control.csv: top-1 of the dense ResNet56 and VGG11 as they are, and with the
-statistics of 512 training images, augmented as in the grids or plain.
+Writes experiments/results/batchnorm-control.csv: top-1 of the dense ResNet56 and VGG11 as they are,
+and with the statistics of 512 training images, augmented as in the grids or plain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def main() -> None:
                 data = calibration_batches(train, 512, SEED, augmented="augmented" in statistics)
                 recalibrate(model, batches(data, model, None))
             top1 = 100 * count_correct(model, test) / len(test)
-            rows.append({"model": name, "statistics": statistics, "seed": SEED, "top1": round(top1, 2)})
+            rows.append(
+                {"model": name, "statistics": statistics, "seed": SEED, "top1": round(top1, 2)}
+            )
             print(*rows[-1].values(), flush=True)
     write_csv(rows, OUTPUT)
 

@@ -2,9 +2,10 @@
 
     .venv/bin/python scripts/package.py [--folder build/package]
 
-The wheel is built from the sdist, so both are tested. It is installed with ``--no-deps``, and the packages it needs
-come from the environment this script runs in: installing torch anew would fetch gigabytes and might pick another
-build. What is declared in the wheel is compared with what is there instead.
+The wheel is built from the sdist, so both are tested. It is installed with ``--no-deps``, and the
+packages it needs come from the environment this script runs in: installing torch anew would fetch
+gigabytes and might pick another build. What is declared in the wheel is compared with what is there
+instead.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 NEEDED = (
-    "py.typed", "report/page.css", "report/page.js", "assets/lenet-mnist.safetensors", "experiments/configs/",
+    "py.typed",
+    "report/page.css",
+    "report/page.js",
+    "assets/lenet-mnist.safetensors",
+    "experiments/configs/",
     "experiments/lenet_train.c",
-)  # fmt: skip
+)
 TRY = """
 import pathlib, subprune
 from subprune.experiments.datasets import load
@@ -79,7 +84,9 @@ def look_inside(wheel: Path) -> None:
 
 
 def clean_environment(folder: Path, wheel: Path) -> Path:
-    """A new environment with the wheel, which sees this environment's other packages but not its subprune."""
+    """A new environment with the wheel, which sees this environment's other packages but not its
+    subprune.
+    """
     run(sys.executable, "-m", "venv", folder / "venv")
     python = folder / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)

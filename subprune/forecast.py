@@ -43,9 +43,11 @@ class Forecast:
     method: str
     rule: str
     groups: tuple[ForecastGroup, ...]
-    parameters: tuple[int, int]  # before and after; exact, or at most, where units of a group differ in size
+    # before and after; exact, or at most, where units of a group differ in size
+    parameters: tuple[int, int]
     flops: tuple[int, int]  # for one input: of a call on the first batch, over its inputs; likewise
-    problem: str = ""  # why the target cannot be met; `groups` then shows the smallest possible model
+    # why the target cannot be met; `groups` then shows the smallest possible model
+    problem: str = ""
     needed: str = ""  # what had to be computed to share out the target; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -84,7 +86,9 @@ class Forecast:
     def __str__(self) -> str:
         parts: list[Any] = [self.table()]
         parts += [f"{escape(self.problem)}"] if self.problem else []
-        parts += [f"not pruned: {escape(name)}: {escape(why)}" for name, why in self.refused.items()]
+        parts += [
+            f"not pruned: {escape(name)}: {escape(why)}" for name, why in self.refused.items()
+        ]
         return as_text(parts)
 
     __repr__ = __str__
@@ -92,7 +96,10 @@ class Forecast:
     def _repr_html_(self) -> str:
         from subprune.report.html import html_table
 
-        rows = [[html.escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep)] for g in self.groups]
+        rows = [
+            [html.escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep)]
+            for g in self.groups
+        ]
         table = html_table(("group", "kind", "units", "keep", "remove"), rows, numbers=(2, 3, 4))
         lines = [self.problem] if self.problem else []
         lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
@@ -110,18 +117,27 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
         if latency is None:
             counts = allocate(demand, rule)
         else:
-            needed = " and ".join(["timed calls of models cut to other widths", *([needed] if needed else [])])
+            needed = " and ".join(
+                ["timed calls of models cut to other widths", *([needed] if needed else [])]
+            )
             counts = by_latency(demand, rule, latency)
     except BudgetError as error:
         if demand.budgets is not None or demand.keep is not None:
             raise
-        problem, counts = str(error), {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
+        problem, counts = (
+            str(error),
+            {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups},
+        )
     structure, cost = demand.calibration.structure, demand.cost
     inputs = demand.calibration.batches[0].size
     taken = [g for g in demand.groups if g.name in counts]
     return Forecast(
         demand.method.name,
-        "given" if demand.budgets is not None else "equal fraction" if demand.keep is not None else rule,
+        "given"
+        if demand.budgets is not None
+        else "equal fraction"
+        if demand.keep is not None
+        else rule,
         tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
         (cost.params({}), cost.at_most("params", counts)),
         (cost.flops({}) // inputs, cost.at_most("flops", counts) // inputs),

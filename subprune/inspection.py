@@ -20,7 +20,16 @@ from subprune.structure.groups import Group, Structure
 
 __all__ = ["GroupRow", "Inspection", "inspect"]
 
-_HEADER = ("group", "kind", "units", "params/unit", "FLOPs/unit/input", "default", "read by", "remark")
+_HEADER = (
+    "group",
+    "kind",
+    "units",
+    "params/unit",
+    "FLOPs/unit/input",
+    "default",
+    "read by",
+    "remark",
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +45,21 @@ class GroupRow:
     producers: tuple[str, ...]
     followers: tuple[str, ...]
     consumers: tuple[str, ...]
-    obstacles: tuple[str, ...]  # why it is not pruned by default, what its widths must be, who cannot be refitted
+    # why it is not pruned by default, what its widths must be, who cannot be refitted
+    obstacles: tuple[str, ...]
 
     def cells(self) -> tuple[str, ...]:
         """The row as texts, in the order of the table's header."""
         return (
-            self.name, self.kind, f"{self.units:,}", _range(self.params_per_unit), _range(self.flops_per_unit),
-            "yes" if self.default else "no", _few(self.consumers), "; ".join(self.obstacles),
-        )  # fmt: skip
+            self.name,
+            self.kind,
+            f"{self.units:,}",
+            _range(self.params_per_unit),
+            _range(self.flops_per_unit),
+            "yes" if self.default else "no",
+            _few(self.consumers),
+            "; ".join(self.obstacles),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +85,9 @@ class Inspection:
             if row.name == name:
                 return row
         names = self.structure.names
-        raise KeyError(f"no group {name!r}: {closest(str(name), names)}groups are {', '.join(names)}")
+        raise KeyError(
+            f"no group {name!r}: {closest(str(name), names)}groups are {', '.join(names)}"
+        )
 
     @property
     def _summary(self) -> str:
@@ -94,9 +112,13 @@ class Inspection:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(h)}</th>" for h in _HEADER)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row.cells()) + "</tr>" for row in self.rows
+            "<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row.cells()) + "</tr>"
+            for row in self.rows
         )
-        notes = "".join(f"<li><code>{html.escape(n)}</code>: {html.escape(why)}</li>" for n, why in self._notes())
+        notes = "".join(
+            f"<li><code>{html.escape(n)}</code>: {html.escape(why)}</li>"
+            for n, why in self._notes()
+        )
         return (
             f"<p>{html.escape(self._summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             + (f"<p>Not prunable:</p><ul>{notes}</ul>" if notes else "")
@@ -105,10 +127,12 @@ class Inspection:
 
 @given_back
 def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
-    """Every group of the model with its units, what they cost and who reads them, and why the rest stays.
+    """Every group of the model with its units, what they cost and who reads them, and why the rest
+    stays.
 
-    `example_inputs` as for `find_groups`. The model is run on fake tensors, whole and as a copy with fewer units
-    in every group, so that groups which its own code cannot do without are known; it is not changed.
+    `example_inputs` as for `find_groups`. The model is run on fake tensors, whole and as a copy
+    with fewer units in every group, so that groups which its own code cannot do without are known;
+    it is not changed.
     """
     structure = find_groups(model, example_inputs)
     cost = CostModel(model, structure)
@@ -140,16 +164,29 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
     if group.name in checked.refused:
         obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
     if group.name in checked.multiples:
-        obstacles.append(f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others")
+        obstacles.append(
+            f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others"
+        )
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
-        obstacles.append("its units differ in size: targets are met whichever stay; budgets= says how many")
+        obstacles.append(
+            "its units differ in size: targets are met whichever stay; budgets= says how many"
+        )
     if group.reweightable:  # otherwise the first obstacle says it all
-        obstacles += [f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle]
+        obstacles += [
+            f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle
+        ]
     return GroupRow(
-        group.name, group.kind, group.n_units, _ends(params), _ends(flops // inputs),
-        group.inner and group.name not in checked.refused, group.producers,
-        group.followers, tuple(dict.fromkeys(c.name for c in group.consumers)), tuple(dict.fromkeys(obstacles)),
-    )  # fmt: skip
+        group.name,
+        group.kind,
+        group.n_units,
+        _ends(params),
+        _ends(flops // inputs),
+        group.inner and group.name not in checked.refused,
+        group.producers,
+        group.followers,
+        tuple(dict.fromkeys(c.name for c in group.consumers)),
+        tuple(dict.fromkeys(obstacles)),
+    )
 
 
 def _ends(x: Ints) -> tuple[int, int]:
@@ -171,7 +208,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     lines = []
     for row in rows:
         cells = [
-            c.rjust(w) if i in (2, 3, 4) else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))
+            c.rjust(w) if i in (2, 3, 4) else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=False))
         ]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     return [lines[0], "-" * len(lines[0]), *lines[1:]]

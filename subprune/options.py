@@ -58,7 +58,9 @@ class PruneOptions(TypedDict, total=False):
 
 def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Unknown keywords are refused with the nearest known one, instead of Python's bare TypeError."""
-    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    known = [
+        p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
 
     @functools.wraps(function)
     def checked(*args: Any, **options: Any) -> Any:
@@ -69,7 +71,9 @@ def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
             )
         for name in options:
             if name not in known and name not in ("model", "data"):
-                raise OptionError(f"unknown option {name!r}: {closest(name, known)}allowed are {', '.join(known)}")
+                raise OptionError(
+                    f"unknown option {name!r}: {closest(name, known)}allowed are {', '.join(known)}"
+                )
         return function(*args, **options)
 
     return checked
@@ -103,7 +107,9 @@ class Options:
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
-            raise OptionError(f"method must be a name that `subprune methods` lists, got {self.method!r}")
+            raise OptionError(
+                f"method must be a name that `subprune methods` lists, got {self.method!r}"
+            )
         find_method(self.method)
         self._check_targets()
         choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*RULES, None)}
@@ -111,14 +117,24 @@ class Options:
             value = getattr(self, name)
             if value not in allowed:
                 words = [a for a in allowed if a is not None]
-                raise OptionError(f"{name}={value!r}: {closest(str(value), words)}allowed are {', '.join(words)}")
+                raise OptionError(
+                    f"{name}={value!r}: {closest(str(value), words)}allowed are {', '.join(words)}"
+                )
         self._check_contradictions()
         if not isinstance(self.reweight, bool):
             raise OptionError(f"reweight must be True or False, got {self.reweight!r}")
         self._check_fit()
-        if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1):
-            raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
-        if isinstance(self.multiple, bool) or not isinstance(self.multiple, int) or self.multiple < 1:
+        if self.epsilon is not None and not (
+            isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1
+        ):
+            raise OptionError(
+                f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}"
+            )
+        if (
+            isinstance(self.multiple, bool)
+            or not isinstance(self.multiple, int)
+            or self.multiple < 1
+        ):
             raise OptionError(f"round_to must be a positive integer, got {self.round_to!r}")
         if self.time_calls not in (True, False, None):
             raise OptionError(f"time_calls must be True, False or None, got {self.time_calls!r}")
@@ -126,7 +142,8 @@ class Options:
             raise OptionError(f"seed must be an integer of 64 bits, got {self.seed!r}")
         for name in ("only", "ignore"):
             given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else as_items(given))  # a generator is read once
+            # a generator is read once
+            object.__setattr__(self, name, None if given is None else as_items(given))
 
     @property
     def rule(self) -> str:
@@ -152,13 +169,19 @@ class Options:
             raise OptionError(f"give exactly one target of {', '.join(TARGETS)}; {said}")
         for name in ("compression", "speedup"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
-                raise BudgetError(f"{name} must be a ratio of at least 1 (before / after), got {value!r}")
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1
+            ):
+                raise BudgetError(
+                    f"{name} must be a ratio of at least 1 (before / after), got {value!r}"
+                )
         for name in ("params", "flops", "latency"):
             if getattr(self, name) is not None:
                 amount(name, getattr(self, name), 1)
         if self.budgets is not None and not isinstance(self.budgets, Mapping):
-            raise BudgetError(f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}")
+            raise BudgetError(
+                f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}"
+            )
 
     def _check_fit(self) -> None:
         ridge, folds = self.ridge, self.folds
@@ -168,8 +191,12 @@ class Options:
             raise OptionError(
                 f"ridge must be None, which chooses it, or a number of at least 0 (0.01 is strong), got {ridge!r}"
             )
-        if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64):
-            raise OptionError(f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}")
+        if folds is not None and (
+            isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64
+        ):
+            raise OptionError(
+                f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}"
+            )
         for name, value, plain in (("ridge", ridge, 0), ("folds", folds, 1)):
             if value not in (None, plain) and not self.reweight:
                 raise OptionError(
@@ -210,10 +237,19 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        named = {k: None if plain[k] is None else [_named(x) for x in plain[k]] for k in ("only", "ignore")}
+        named = {
+            k: None if plain[k] is None else [_named(x) for x in plain[k]]
+            for k in ("only", "ignore")
+        }
         budgets = None if self.budgets is None else dict(self.budgets)
         del plain["time_calls"]  # changes nothing in the result
-        return {**plain, **named, "budgets": budgets, "allocate": self.rule, "round_to": self.multiple}
+        return {
+            **plain,
+            **named,
+            "budgets": budgets,
+            "allocate": self.rule,
+            "round_to": self.multiple,
+        }
 
 
 def _named(x: Any) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 __all__ = ["HISTORY", "GroupPlan", "Plan", "history_of", "unprovable"]
 
 HISTORY = "subprune_history"
-"""Attribute of a pruned model with the stored plans of all its prunings; it survives copying and fine-tuning."""
+"""Attribute of a pruned model with the stored plans of all its prunings; it survives copying and
+fine-tuning.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class GroupPlan:
     order: tuple[int, ...] = ()
     errors: tuple[float, ...] = ()  # error curve over k = 0 … units
     error: float = float("nan")  # relative input change left, on the inputs that were fitted
-    held_out: float = float("nan")  # the same on inputs that were not fitted; nan if there were none
+    # the same on inputs that were not fitted; nan if there were none
+    held_out: float = float("nan")
     ridge: tuple[float, ...] = ()  # relative strength of the ridge of every fit
     growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖ among the fits
     rows: int = 0  # the fewest rows that a fit had
@@ -32,7 +35,8 @@ class GroupPlan:
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it
     seconds: float = 0.0
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors that are cut, before the cut
+    # tensors that are cut, before the cut
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,10 @@ class Plan:
     method: str
     options: dict[str, Any]
     groups: tuple[GroupPlan, ...] = ()
-    inputs: dict[str, Any] = field(default_factory=dict)  # shapes of the inputs the model was recorded with
-    eager: bool = False  # whether widths that hand-written modules keep about themselves were changed too
+    # shapes of the inputs the model was recorded with
+    inputs: dict[str, Any] = field(default_factory=dict)
+    # whether widths that hand-written modules keep about themselves were changed too
+    eager: bool = False
     data: str = ""  # fingerprint of the calibration inputs
 
     @property
@@ -63,7 +69,13 @@ class Plan:
                      "shapes": {n: list(s) for n, s in g.shapes.items()}}
             for g in self.groups
         }  # fmt: skip
-        return {"method": self.method, "groups": groups, "inputs": self.inputs, "eager": self.eager, "data": self.data}
+        return {
+            "method": self.method,
+            "groups": groups,
+            "inputs": self.inputs,
+            "eager": self.eager,
+            "data": self.data,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -76,12 +88,17 @@ def history_of(model: object) -> tuple[dict[str, Any], ...]:
 
 
 PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
-"""The only values of these options that the bounds speak of; others, such as patches, they follow."""
+"""The only values of these options that the bounds speak of; others, such as patches, they follow.
+"""
 
 
 def unprovable(method: str, options: Mapping[str, Any]) -> str:
     """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
-    others = [f"{name}={options[name]!r}" for name, value in PLAIN.items() if options.get(name, value) != value]
+    others = [
+        f"{name}={options[name]!r}"
+        for name, value in PLAIN.items()
+        if options.get(name, value) != value
+    ]
     if method in ("layer-in-change", "seq-in-change", "asym-in-change") and not others:
         return ""
     return (

@@ -59,23 +59,38 @@ class Result:
         self._check_same(found)
         lines = []
         for g in found.groups:
-            words = g.assumptions if found.patches == "all" else (*g.assumptions, "at random patches of each image")
-            lines += [GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets]
+            words = (
+                g.assumptions
+                if found.patches == "all"
+                else (*g.assumptions, "at random patches of each image")
+            )
+            lines += [
+                GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets
+            ]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
 
     def _check_same(self, found: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
-        own = {"form": find_method(plan.method).form, "data": plan.data, "patches": plan.options.get("patches", "all")}
+        own = {
+            "form": find_method(plan.method).form,
+            "data": plan.data,
+            "patches": plan.options.get("patches", "all"),
+        }
         if own["patches"] == "random":
             own["seed"] = plan.options.get("seed", 0)
         if own["form"] != "layer":
             own["ridge"] = plan.options.get("ridge", 0.0)
-        differing = [f"{name}={getattr(found, name)!r} there, {x!r} here" for name, x in own.items()
-                     if getattr(found, name) != x]  # fmt: skip
+        differing = [
+            f"{name}={getattr(found, name)!r} there, {x!r} here"
+            for name, x in own.items()
+            if getattr(found, name) != x
+        ]
         if found.form != "layer":  # then every group depends on what the groups before have kept
             counts = {g.name: g.budgets[0].k for g in found.groups}
-            differing += [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+            differing += (
+                [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+            )
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
@@ -114,7 +129,9 @@ def make_result(
     tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
     parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
     data = fingerprint(calibration.given)
-    plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
+    plan = Plan(
+        options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data
+    )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
     samples = sum(b.size for b in calibration.batches)
@@ -139,9 +156,18 @@ def make_result(
         fitted,
         held_out,
         _skipped(calibration, groups),
-        (*done.notes, *_remarks(plan, options, verify, accuracy), *fit_remarks(plan, samples), *timing.notes),
+        (
+            *done.notes,
+            *_remarks(plan, options, verify, accuracy),
+            *fit_remarks(plan, samples),
+            *timing.notes,
+        ),
         accuracy=accuracy,
-        accuracy_on="the verification data" if verify else "held-out inputs" if held_out else "the calibration data",
+        accuracy_on="the verification data"
+        if verify
+        else "held-out inputs"
+        if held_out
+        else "the calibration data",
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
@@ -154,7 +180,8 @@ def make_result(
 def _compared(
     calibration: Calibration, small: nn.Module, done: Walk, options: Options
 ) -> tuple[Comparison, Comparison | None]:
-    """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there are folds.
+    """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there
+    are folds.
 
     For the second, every fold runs through the masked model that was fitted without it.
     """
@@ -168,7 +195,9 @@ def _compared(
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
         unseen = run.finish()
-    outputs = zip(done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True)
+    outputs = zip(
+        done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True
+    )
     for before, after, apart, batch in outputs:
         fitted.add(before, after, batch)
         if apart is not None:
@@ -272,17 +301,22 @@ _CALLS, _MANY_CALLS, _SECONDS = 20, 40, 2.0
 def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) -> _Timing:
     """Time both models: on the first batch where that was asked for, else on its first input.
 
-    What a call is does not depend on how fast the machine is. After two seconds fewer calls are enough.
+    What a call is does not depend on how fast the machine is. After two seconds fewer calls are
+    enough.
     """
     if options.time_calls is False:
         return _Timing()
     models, asked = (dense, small), options.latency
     if options.time_calls or asked is not None:
-        a, b = measure.side_by_side(models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS)
+        a, b = measure.side_by_side(
+            models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS
+        )
         notes = () if asked is None else (LatencyTarget(asked).verdict(a, b),)
         return _Timing((a, b), batch.size, notes)
     try:
-        found = measure.side_by_side(models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS)
+        found = measure.side_by_side(
+            models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS
+        )
     except Exception as error:  # a model that takes whole batches only
         why = f"a call with one input failed ({type(error).__name__}); time_calls=True times the first batch"
         return _Timing(notes=(f"latency was not measured, {why}",))

@@ -13,7 +13,9 @@ FEW = 4
 
 def made(count: int = FEW, seed: int = 0) -> tuple[np.ndarray, list[int]]:
     random = np.random.default_rng(seed)
-    return random.integers(0, 256, (count, 3072), dtype=np.uint8), random.integers(0, 10, count).tolist()
+    return random.integers(0, 256, (count, 3072), dtype=np.uint8), random.integers(
+        0, 10, count
+    ).tolist()
 
 
 def binary(data: np.ndarray, labels: list[int]) -> bytes:
@@ -59,7 +61,9 @@ def entries(data: np.ndarray, labels: list[int], **other: Any) -> dict[bytes, by
         b"batch_label": text(b"training batch 1 of 5") + b"q\x02",
         b"labels": b"]q\x03(" + b"".join(map(number, labels)) + b"e",
         b"data": array(data.tobytes(), data.shape, **other),
-        b"filenames": b"]q\x0b(" + b"".join(text(b"image_%d.png" % i) for i in range(len(labels))) + b"e",
+        b"filenames": b"]q\x0b("
+        + b"".join(text(b"image_%d.png" % i) for i in range(len(labels)))
+        + b"e",
     }
 
 

@@ -17,4 +17,6 @@ def _global_state_is_kept() -> Iterator[None]:
     enabled = torch.is_grad_enabled()
     torch.set_grad_enabled(True)  # one culprit must not fail the rest
     assert enabled, "gradients were left switched off"
-    assert (F.linear, F.scaled_dot_product_attention) == _ORIGINALS, "a patched function was left in place"
+    assert (F.linear, F.scaled_dot_product_attention) == _ORIGINALS, (
+        "a patched function was left in place"
+    )

@@ -1,10 +1,11 @@
-"""Helper of test_experiment_kill: runs a tiny grid in a child process and kills it at random moments.
+"""Helper of test_experiment_kill: runs a tiny grid in a child process and kills it at random
+moments.
 
     python tests/kill_driver.py FOLDER KILLS SEED
 
-A grid that is finished before all kills have hit is followed by another. Prints one JSON line: how many kills hit a
-running grid, and for each grid how many rows its store held after each.
-Children are forked, so PyTorch is loaded once.
+A grid that is finished before all kills have hit is followed by another. Prints one JSON line: how
+many kills hit a running grid, and for each grid how many rows its store held after each. Children
+are forked, so PyTorch is loaded once.
 """
 
 from __future__ import annotations
@@ -28,17 +29,32 @@ from subprune.experiments.local_engine import LocalEngine
 from subprune.experiments.store import Store
 
 CONFIG = {
-    "name": "tiny", "model": "lenet", "dataset": "mnist-sample", "methods": ["random", "layer-weight-norm"],
-    "values": [1, 4, 16], "reweight": [False], "layerwise": "uniform", "seeds": [1, 2, 3], "batches": 1,
-    "batch_size": 32, "test": 200, "finetune": ["none", "limited"], "finetune_epochs": 1,
-}  # fmt: skip
+    "name": "tiny",
+    "model": "lenet",
+    "dataset": "mnist-sample",
+    "methods": ["random", "layer-weight-norm"],
+    "values": [1, 4, 16],
+    "reweight": [False],
+    "layerwise": "uniform",
+    "seeds": [1, 2, 3],
+    "batches": 1,
+    "batch_size": 32,
+    "test": 200,
+    "finetune": ["none", "limited"],
+    "finetune_epochs": 1,
+}
 
 
 def run(folder: Path) -> None:
     torch.set_num_threads(1)
     config = parse_config(CONFIG)
     with Store(folder / "results.sqlite") as store:
-        run_cells(config, cells_of(config), store, LocalEngine(1, Context(cache=str(folder / "cache")), "fork"))
+        run_cells(
+            config,
+            cells_of(config),
+            store,
+            LocalEngine(1, Context(cache=str(folder / "cache")), "fork"),
+        )
 
 
 def start(folder: Path) -> multiprocessing.Process:

@@ -46,16 +46,23 @@ ARCHIVES = {"bin": "cifar-10-binary.tar.gz", "py": "cifar-10-python.tar.gz"}
 
 @pytest.mark.parametrize("form", ARCHIVES)
 @pytest.mark.parametrize("packed", [False, True])
-def test_folders_and_archives_give_the_same(tmp_path: Path, few: int, form: str, packed: bool) -> None:
+def test_folders_and_archives_give_the_same(
+    tmp_path: Path, few: int, form: str, packed: bool
+) -> None:
     if packed:
-        archived(tmp_path / ARCHIVES[form], {"readme.html": b"x", "../outside": b"y", **batches(form)})
+        archived(
+            tmp_path / ARCHIVES[form], {"readme.html": b"x", "../outside": b"y", **batches(form)}
+        )
     else:
         (tmp_path / f"cifar-10-batches-{form}").mkdir()
         for name, content in batches(form).items():
             (tmp_path / name).write_bytes(content)
     before = sorted(tmp_path.rglob("*"))
     train, test = load("cifar10", "train", tmp_path), load("cifar10", "test", tmp_path)
-    assert train.images.flatten(1).tolist() == np.concatenate([made(seed=i)[0] for i in range(5)]).tolist()
+    assert (
+        train.images.flatten(1).tolist()
+        == np.concatenate([made(seed=i)[0] for i in range(5)]).tolist()
+    )
     assert train.labels.tolist() == [label for i in range(5) for label in made(seed=i)[1]]
     assert test.labels.tolist() == made(seed=5)[1]
     assert sorted(tmp_path.rglob("*")) == before, "nothing is unpacked"
@@ -70,7 +77,10 @@ def test_the_binary_folder_comes_first_and_archives_last(tmp_path: Path, few: in
     assert load("cifar10", "test", tmp_path).labels.tolist() == labels
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(binary(data, [9] * few))
     assert load("cifar10", "test", tmp_path).labels.tolist() == [9] * few
-    with pytest.raises(DataError, match=r"binary\.tar\.gz is damaged or not the official archive .*data_batch_1\.bin"):
+    with pytest.raises(
+        DataError,
+        match=r"binary\.tar\.gz is damaged or not the official archive .*data_batch_1\.bin",
+    ):
         load("cifar10", "train", tmp_path)
 
 
@@ -80,7 +90,11 @@ def one(content: bytes, name: str = "cifar-10-batches-bin/test_batch.bin") -> di
 
 GOOD = binary(*made())
 TARS: dict[str, tuple[dict[str, bytes], bytes, str]] = {
-    "missing": (one(GOOD, "test_batch.bin"), tarfile.REGTYPE, r"cifar-10-batches-bin/test_batch\.bin is not in it"),
+    "missing": (
+        one(GOOD, "test_batch.bin"),
+        tarfile.REGTYPE,
+        r"cifar-10-batches-bin/test_batch\.bin is not in it",
+    ),
     "above": (one(GOOD, "../cifar-10-batches-bin/test_batch.bin"), tarfile.REGTYPE, "is not in it"),
     "a link": (one(b""), tarfile.SYMTYPE, "no plain file"),
     "a hard link": (one(b""), tarfile.LNKTYPE, "no plain file"),
@@ -107,7 +121,13 @@ def test_cut_or_damaged_archives_are_refused(tmp_path: Path, few: int) -> None:
     good = path.read_bytes()
     flipped = bytearray(good)
     flipped[-6] ^= 0xFF
-    for content in [b"", b"x" * 600, bytes(flipped), *(good[:cut] for cut in range(0, len(good), 4001)), good[:-1]]:
+    for content in [
+        b"",
+        b"x" * 600,
+        bytes(flipped),
+        *(good[:cut] for cut in range(0, len(good), 4001)),
+        good[:-1],
+    ]:
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"binary\.tar\.gz is damaged"):
             load("cifar10", "test", tmp_path)

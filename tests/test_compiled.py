@@ -1,4 +1,6 @@
-"""LeNet trained by the compiled loop equals PyTorch's own training, and everything else is trained the ordinary way."""
+"""LeNet trained by the compiled loop equals PyTorch's own training, and everything else is trained
+the ordinary way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from subprune.experiments.models import LeNet, shipped_lenet
 from subprune.experiments.training import Recipe, finetune_recipe, fit
 
 PLAN = dataclasses.replace(finetune_recipe("lenet"), epochs=2, dataset="mnist-sample")
-needs_compiler = pytest.mark.skipif(not compiled._compiler(), reason="there is no C compiler on this machine")
+needs_compiler = pytest.mark.skipif(
+    not compiled._compiler(), reason="there is no C compiler on this machine"
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,27 +34,39 @@ def lenet(conv1: int, conv2: int, fc1: int, fc2: int, seed: int = 0) -> LeNet:
         torch.manual_seed(seed)
         model = LeNet()
         model.conv1, model.conv2 = nn.Conv2d(1, conv1, 3), nn.Conv2d(conv1, conv2, 3)
-        model.fc1, model.fc2, model.fc3 = nn.Linear(25 * conv2, fc1), nn.Linear(fc1, fc2), nn.Linear(fc2, 10)
+        model.fc1, model.fc2, model.fc3 = (
+            nn.Linear(25 * conv2, fc1),
+            nn.Linear(fc1, fc2),
+            nn.Linear(fc2, 10),
+        )
     return model
 
 
-def both(model: LeNet, images: Images, plan: Recipe) -> tuple[LeNet, LeNet, list[float], list[float]]:
+def both(
+    model: LeNet, images: Images, plan: Recipe
+) -> tuple[LeNet, LeNet, list[float], list[float]]:
     """The model trained by PyTorch and by the compiled loop, and their losses."""
     copies, losses = [], []
     for fast in (False, True):
         other = lenet(*(len(p) for p in list(model.parameters())[0:8:2]))
         other.load_state_dict(model.state_dict())
         history = fit(other, images, dataclasses.replace(plan, compiled=fast), seed=3)
-        assert {epoch.loop for epoch in history} == {"compiled" if fast and compiled.available() else "pytorch"}
+        assert {epoch.loop for epoch in history} == {
+            "compiled" if fast and compiled.available() else "pytorch"
+        }
         copies.append(other)
         losses.append([epoch.loss for epoch in history])
     return copies[0], copies[1], losses[0], losses[1]
 
 
 @needs_compiler
-@pytest.mark.parametrize("widths", [(6, 16, 120, 84), (5, 7, 9, 11), (4, 3, 18, 16), (1, 2, 3, 4), (1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "widths", [(6, 16, 120, 84), (5, 7, 9, 11), (4, 3, 18, 16), (1, 2, 3, 4), (1, 1, 1, 1)]
+)
 @pytest.mark.parametrize("change", [{}, {"batch_size": 37}, {"weight_decay": 0.01, "drops": (1,)}])
-def test_it_is_the_same_training(widths: tuple[int, ...], change: dict[str, object], digits: Images) -> None:
+def test_it_is_the_same_training(
+    widths: tuple[int, ...], change: dict[str, object], digits: Images
+) -> None:
     plan = dataclasses.replace(PLAN, **change)  # type: ignore[arg-type]
     assert compiled.trainer(lenet(*widths), digits, plan) is not None
     slow, fast, slow_losses, fast_losses = both(lenet(*widths), digits, plan)
@@ -69,7 +85,9 @@ def test_where_there_is_a_compiler_it_compiles() -> None:
 @needs_compiler
 @pytest.mark.parametrize("widths", [(6, 16, 120, 84), (3, 2, 17, 33), (1, 1, 1, 1)])
 def test_the_gradient_is_that_of_the_loss(widths: tuple[int, ...], digits: Images) -> None:
-    """After one step Adam's first average is a tenth of the gradient; 21 images fill no whole vectors."""
+    """After one step Adam's first average is a tenth of the gradient; 21 images fill no whole
+    vectors.
+    """
     model, few = lenet(*widths), digits.subset(torch.arange(21))
     trainer = compiled.trainer(model, few, PLAN)
     assert trainer is not None
@@ -118,7 +136,9 @@ def test_a_pruned_lenet_is_trained_by_it(digits: Images) -> None:
     assert all(not torch.equal(a, b) for a, b in zip(before, small.parameters(), strict=True))
 
 
-def test_without_a_compiler_the_ordinary_loop_is_used(digits: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_ordinary_loop_is_used(
+    digits: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled._library.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     try:
@@ -130,7 +150,9 @@ def test_without_a_compiler_the_ordinary_loop_is_used(digits: Images, monkeypatc
 
 
 def test_anything_else_is_trained_the_ordinary_way(digits: Images) -> None:
-    frozen, double, hooked, wide, padded, strided, dilated, own = (lenet(2, 2, 3, 3) for _ in range(8))
+    frozen, double, hooked, wide, padded, strided, dilated, own = (
+        lenet(2, 2, 3, 3) for _ in range(8)
+    )
     frozen.conv1.weight.requires_grad_(False)
     hooked.conv1.register_forward_hook(lambda *_: None)
     wide.fc3 = nn.Linear(3, 12)
@@ -143,7 +165,18 @@ def test_anything_else_is_trained_the_ordinary_way(digits: Images) -> None:
         """A subclass may compute something else."""
 
     assert compiled._is_lenet(lenet(2, 2, 3, 3))
-    for model in (frozen, double.double(), hooked, wide, padded, strided, dilated, own, Own(), nn.Linear(2, 2)):
+    for model in (
+        frozen,
+        double.double(),
+        hooked,
+        wide,
+        padded,
+        strided,
+        dilated,
+        own,
+        Own(),
+        nn.Linear(2, 2),
+    ):
         assert not compiled._is_lenet(model)
     for change in ({"optimizer": "sgd"}, {"augmented": True}, {"bfloat16": True}):
         assert compiled.trainer(LeNet(), digits, dataclasses.replace(PLAN, **change)) is None  # type: ignore[arg-type]

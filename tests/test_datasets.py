@@ -1,4 +1,6 @@
-"""Readers that refuse what is damaged, draws that are reproducible and disjoint, crops that are right."""
+"""Readers that refuse what is damaged, draws that are reproducible and disjoint, crops that are
+right.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def images() -> Images:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_idx_round_trip(tmp_path: Path, zipped: bool) -> None:
     content = idx_bytes(pixels())
-    path = write(tmp_path, "a.gz" if zipped else "a", content if zipped else gzip.decompress(content))
+    path = write(
+        tmp_path, "a.gz" if zipped else "a", content if zipped else gzip.decompress(content)
+    )
     assert torch.equal(read_idx(path, SHAPE), pixels())
 
 
@@ -134,7 +138,9 @@ def cifar_bytes(labels: list[int]) -> bytes:
     return b"".join(bytes([label]) + bytes([label]) * (RECORD - 1) for label in labels)
 
 
-def test_cifar_files_are_found_and_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_files_are_found_and_joined_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "CIFAR_RECORDS", 2)
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
@@ -150,10 +156,14 @@ def test_cifar_files_are_found_and_joined_in_order(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD, 2 * RECORD - 1, 2 * RECORD + 1, 3 * RECORD])
-def test_cifar_of_another_length_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_cifar_of_another_length_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     monkeypatch.setattr(readers, "CIFAR_RECORDS", 2)
     path = write(tmp_path, "test_batch.bin", bytes(size))
-    with pytest.raises(DataError, match=rf"test_batch\.bin has {size} bytes; expected are {2 * RECORD}"):
+    with pytest.raises(
+        DataError, match=rf"test_batch\.bin has {size} bytes; expected are {2 * RECORD}"
+    ):
         read_cifar(path)
 
 
@@ -175,7 +185,9 @@ def test_a_giant_sparse_cifar_file_is_not_read(tmp_path: Path) -> None:
 # ---- load
 
 
-def test_unknown_names_and_places_are_refused_with_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_and_places_are_refused_with_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SUBPRUNE_DATA", raising=False)
     with pytest.raises(OptionError, match=r"'cifar'; did you mean 'cifar10'\? allowed are"):
         load("cifar", "test")
@@ -185,7 +197,9 @@ def test_unknown_names_and_places_are_refused_with_help(tmp_path: Path, monkeypa
         load("mnist", "test")
     with pytest.raises(DataError, match=r"nowhere does not exist"):
         load("mnist", "test", tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"):
+    with pytest.raises(
+        DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"
+    ):
         load("mnist", "test", tmp_path)
     with pytest.raises(DataError, match=r"test_batch\.bin or test_batch was not found"):
         load("cifar10", "test", tmp_path)
@@ -225,18 +239,28 @@ def test_official_files_are_read_where_they_are_and_above(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", dataset_names())
 def test_normalisation_is_pixel_over_255_minus_mean_over_std(name: str) -> None:
-    mean, std = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)) if name == "cifar10" else ((0.1307,), (0.3081,))
+    mean, std = (
+        ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+        if name == "cifar10"
+        else ((0.1307,), (0.3081,))
+    )
     data = Images(pixels((4, len(mean), 2, 2)), torch.zeros(4, dtype=torch.int64), name, "test")
     shape = (1, -1, 1, 1)
-    expected = (data.images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    expected = (data.images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(
+        std
+    ).view(shape)
     torch.testing.assert_close(data.inputs(), expected.float())
     torch.testing.assert_close(data.inputs(torch.tensor([2, 0])), expected[[2, 0]].float())
     assert data.images.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)])
+@pytest.mark.parametrize(
+    "bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)]
+)
 def test_images_that_are_not_pixels_of_the_data_set_are_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"):
+    with pytest.raises(
+        DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"
+    ):
         Images(bad, torch.zeros(4, dtype=torch.int64), "cifar10", "test")
     with pytest.raises(DataError, match="allowed are cifar10, mnist, mnist-sample"):
         Images(bad, torch.zeros(4, dtype=torch.int64), "svhn", "test")
@@ -259,14 +283,17 @@ def test_calibration_is_a_reproducible_draw_without_repeats(images: Images) -> N
 
 def test_augmented_calibration_draws_the_same_images(images: Images) -> None:
     (plain, labels), (changed, same) = (
-        calibration_batches(images, 20, seed=3, augmented=augmented)[0] for augmented in (False, True)
+        calibration_batches(images, 20, seed=3, augmented=augmented)[0]
+        for augmented in (False, True)
     )
     assert torch.equal(labels, same)
     assert not torch.equal(plain, changed)
 
 
 @pytest.mark.parametrize("seed", [0, 42])
-def test_verification_is_disjoint_from_the_rest_and_from_calibration(images: Images, seed: int) -> None:
+def test_verification_is_disjoint_from_the_rest_and_from_calibration(
+    images: Images, seed: int
+) -> None:
     marked = Images(images.images, torch.arange(50), images.name, images.split)
     split = split_verification(marked, 10, seed)
     assert sorted(torch.cat(split).tolist()) == list(range(50))

@@ -1,7 +1,8 @@
 """Every block of code in the README and the documentation works, page by page, in an empty folder.
 
-Python blocks run. Of shell blocks, commands on shipped models and data run; those that need a data set or a cluster
-are parsed, so that every option in them exists; make and pip lines name targets and extras that exist.
+Python blocks run. Of shell blocks, commands on shipped models and data run; those that need a data
+set or a cluster are parsed, so that every option in them exists; make and pip lines name targets
+and extras that exist.
 """
 
 from __future__ import annotations
@@ -43,12 +44,16 @@ def build():
 def blocks(page: Path, language: str = "python") -> list[tuple[int, str]]:
     """Line number and code of every block in that language."""
     text = page.read_text(encoding="utf-8")
-    return [(text[: m.start(2)].count("\n"), m[2]) for m in BLOCK.finditer(text) if m[1] == language]
+    return [
+        (text[: m.start(2)].count("\n"), m[2]) for m in BLOCK.finditer(text) if m[1] == language
+    ]
 
 
 def commands(page: Path) -> list[list[str]]:
     """The lines of all shell blocks, continued ones as one, in words."""
-    lines = (line for _, code in blocks(page, "sh") for line in code.replace("\\\n", " ").splitlines())
+    lines = (
+        line for _, code in blocks(page, "sh") for line in code.replace("\\\n", " ").splitlines()
+    )
     return [words for line in lines if (words := shlex.split(line, True))]
 
 
@@ -81,7 +86,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     exec(NET, names)
     (tmp_path / "net.py").write_text(NET)
     torch.save(names["build"]().state_dict(), tmp_path / "net.pt")  # type: ignore[operator]
-    np.savez(tmp_path / "inputs.npz", x=np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32))
+    np.savez(
+        tmp_path / "inputs.npz", x=np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    )
     return tmp_path
 
 
@@ -95,7 +102,10 @@ def test_shell_blocks_work(
             assert re.search(rf"^{args[0]}:", (ROOT / "Makefile").read_text(), re.M), args
         elif program == "pip":
             extras = re.findall(r"\[([\w,]+)\]", args[-1])[0].split(",")
-            assert all(re.search(rf"^{x} = \[", (ROOT / "pyproject.toml").read_text(), re.M) for x in extras), args
+            assert all(
+                re.search(rf"^{x} = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+                for x in extras
+            ), args
         elif program == "python":
             assert args[:2] == ["-m", "subprune.experiments.train"], args
             train._parser().parse_args(args[2:])
@@ -124,10 +134,14 @@ def test_toml_blocks_have_settings_that_exist() -> None:
 
 
 def test_no_block_is_without_a_language() -> None:
-    """A block that is neither run nor parsed must be a drawing: the map in architecture.md is the only one."""
+    """A block that is neither run nor parsed must be a drawing: the map in architecture.md is the
+    only one.
+    """
     assert [page.name for page in PAGES for _ in blocks(page, "")] == ["architecture.md"]
     known = {"", "python", "sh", "toml"}
-    assert {m[1] for page in PAGES for m in BLOCK.finditer(page.read_text(encoding="utf-8"))} <= known
+    assert {
+        m[1] for page in PAGES for m in BLOCK.finditer(page.read_text(encoding="utf-8"))
+    } <= known
 
 
 def test_links_inside_the_documentation_lead_somewhere() -> None:

@@ -20,9 +20,19 @@ from subprune.experiments.local_engine import LocalEngine
 from subprune.experiments.store import Store
 
 TINY: dict[str, Any] = {
-    "name": "tiny", "model": "lenet", "dataset": "mnist-sample", "methods": ["random"], "values": [1, 2], "seeds": [1],
-    "reweight": [True], "batches": 1, "batch_size": 16, "verification": 100, "test": 20, "layerwise": "uniform",
-}  # fmt: skip
+    "name": "tiny",
+    "model": "lenet",
+    "dataset": "mnist-sample",
+    "methods": ["random"],
+    "values": [1, 2],
+    "seeds": [1],
+    "reweight": [True],
+    "batches": 1,
+    "batch_size": 16,
+    "verification": 100,
+    "test": 20,
+    "layerwise": "uniform",
+}
 
 
 @pytest.mark.parametrize("option", ["only", "ignore"])
@@ -44,7 +54,9 @@ def test_a_single_string_will_do(option: str) -> None:
         ({"only": "fc1", "ignore": "fc*"}, "leave nothing to prune"),
     ],
 )
-def test_a_wrong_choice_is_found_before_the_first_cell(choice: dict[str, Any], message: str) -> None:
+def test_a_wrong_choice_is_found_before_the_first_cell(
+    choice: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         check(cells_of(parse_config({**TINY, **choice})), Context())
     check(cells_of(parse_config({**TINY, "only": "conv*", "ignore": "conv1"})), Context())
@@ -53,13 +65,17 @@ def test_a_wrong_choice_is_found_before_the_first_cell(choice: dict[str, Any], m
 def test_a_run_with_a_wrong_choice_stops_at_once(tmp_path: Path) -> None:
     text = [f"{name} = {json.dumps(value)}" for name, value in {**TINY, "only": ["conv11"]}.items()]
     (tmp_path / "tiny.toml").write_text("\n".join(text))
-    ran = CliRunner().invoke(app, ["run", str(tmp_path / "tiny.toml"), "--output", str(tmp_path), "--workers", "1"])
+    ran = CliRunner().invoke(
+        app, ["run", str(tmp_path / "tiny.toml"), "--output", str(tmp_path), "--workers", "1"]
+    )
     assert isinstance(ran.exception, OptionError), ran.output
     with Store(tmp_path / "results.sqlite") as store:
         assert not store.rows()
 
 
-def test_refused_options_are_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_options_are_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = parse_config({**TINY, "values": [2], "only": ["conv11"]})  # as if nobody had checked
     (cell,) = cells_of(config)
     ((_, outcome),) = run_job(Job((cell,), ()), Context())

@@ -37,26 +37,37 @@ def server(tmp_path: Path) -> Iterator[Official]:
             entry = tarfile.TarInfo(name)
             entry.size = len(CONTENT)
             tar.addfile(entry, io.BytesIO(CONTENT))
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(root)))
+    found = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(root))
+    )
     thread = threading.Thread(target=found.serve_forever)
     thread.start()
     md5 = hashlib.md5((root / "all.tar.gz").read_bytes()).hexdigest()
-    yield Official(f"http://127.0.0.1:{found.server_port}/", {"all.tar.gz": md5}, "box", ("box/one.bin",))
+    yield Official(
+        f"http://127.0.0.1:{found.server_port}/", {"all.tar.gz": md5}, "box", ("box/one.bin",)
+    )
     found.shutdown()
     thread.join()
     found.server_close()
 
 
-def test_archive_and_plain_files_arrive_once_and_nothing_else(server: Official, tmp_path: Path) -> None:
+def test_archive_and_plain_files_arrive_once_and_nothing_else(
+    server: Official, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
     assert download("any", data, server) == [data / "box" / "one.bin"]
     assert download("any", data, server) == [], "what is there is not fetched again"
     plain = replace(server, files={"plain.gz": hashlib.md5(CONTENT).hexdigest()}, members=())
     download("any", data, plain)
-    assert {p.name: p.read_bytes() for p in data.rglob("*") if p.is_file()} == {"one.bin": CONTENT, "plain.gz": CONTENT}
+    assert {p.name: p.read_bytes() for p in data.rglob("*") if p.is_file()} == {
+        "one.bin": CONTENT,
+        "plain.gz": CONTENT,
+    }
 
 
-def test_a_wrong_checksum_or_a_missing_file_leaves_nothing_behind(server: Official, tmp_path: Path) -> None:
+def test_a_wrong_checksum_or_a_missing_file_leaves_nothing_behind(
+    server: Official, tmp_path: Path
+) -> None:
     data = tmp_path / "data"
     for bad in (
         replace(server, files={"all.tar.gz": "0" * 32}),

@@ -13,7 +13,13 @@ from subprune.experiments.figures import figure
 from subprune.experiments.tables import Group, Point
 
 CONFIG = parse_config(
-    {"name": "few", "model": "lenet", "dataset": "mnist-sample", "methods": ["random"], "values": [1, 2]}
+    {
+        "name": "few",
+        "model": "lenet",
+        "dataset": "mnist-sample",
+        "methods": ["random"],
+        "values": [1, 2],
+    }
 )
 POINT = Point(value=2, runs=1, top1=50, std=0, speedup=2, seconds=1, budget_seconds=0, share=0.5)
 
@@ -35,4 +41,6 @@ def test_the_legend_names_the_lines_of_both_panels_once_in_the_papers_order() ->
 
 
 def test_the_legend_leaves_out_methods_of_another_setting() -> None:
-    assert _legend([("random", True, "keep", "none"), ("act-grad", True, "recalibrate", "none")]) == ["Random"]
+    assert _legend(
+        [("random", True, "keep", "none"), ("act-grad", True, "recalibrate", "none")]
+    ) == ["Random"]

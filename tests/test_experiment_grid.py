@@ -12,13 +12,24 @@ from typing import Any
 import pytest
 
 from subprune.errors import DataError, OptionError
-from subprune.experiments.config import Config, find_config, parse_config, read_config, shipped_names
+from subprune.experiments.config import (
+    Config,
+    find_config,
+    parse_config,
+    read_config,
+    shipped_names,
+)
 from subprune.experiments.engine import Event, plan_workers, run_cells
 from subprune.experiments.grid import DENSE, Cell, Job, cells_of, jobs_of, parse_filters, select
 from subprune.experiments.store import Outcome, Store
 from subprune.experiments.tables import points, write_rows
 
-BASE: dict[str, Any] = {"name": "x", "model": "lenet", "dataset": "mnist-sample", "methods": ["random", "act-grad"]}
+BASE: dict[str, Any] = {
+    "name": "x",
+    "model": "lenet",
+    "dataset": "mnist-sample",
+    "methods": ["random", "act-grad"],
+}
 
 
 def config(**changes: Any) -> Config:
@@ -62,13 +73,21 @@ def test_missing_settings_and_files(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(DataError, match="not valid TOML"):
         read_config(tmp_path / "bad.toml")
-    (tmp_path / "own.toml").write_text('name="x"\nmodel="lenet"\ndataset="mnist"\nmethods=["mine"]\nmodules=["no.py"]')
+    (tmp_path / "own.toml").write_text(
+        'name="x"\nmodel="lenet"\ndataset="mnist"\nmethods=["mine"]\nmodules=["no.py"]'
+    )
     with pytest.raises(DataError, match=r"no\.py"):
         read_config(tmp_path / "own.toml")
 
 
 def test_shipped_experiments_have_the_papers_settings() -> None:
-    names = {"lenet-mnist", "resnet56-cifar10", "vgg11-cifar10", "vgg11-two-layers-selected", "vgg11-two-layers-equal"}
+    names = {
+        "lenet-mnist",
+        "resnet56-cifar10",
+        "vgg11-cifar10",
+        "vgg11-two-layers-selected",
+        "vgg11-two-layers-equal",
+    }
     assert names | {"smoke"} == set(shipped_names())
     for name in names:
         read = read_config(name)
@@ -93,15 +112,29 @@ def test_what_does_not_matter_to_a_cell_does_not_change_its_key() -> None:
 
 
 def test_the_sequential_variants_use_the_layerwise_curves() -> None:
-    cells = cells_of(config(methods=["asym-in-change", "seq-in-change", "layer-in-change"], values=[2], seeds=[1]))
+    cells = cells_of(
+        config(
+            methods=["asym-in-change", "seq-in-change", "layer-in-change"], values=[2], seeds=[1]
+        )
+    )
     assert {c.curves for c in cells} == {"layer-in-change"}
     assert len(jobs_of(cells)) == 2, "one job with reweighting and one without"
 
 
 def test_curves_can_be_taken_from_another_method() -> None:
-    changes: dict[str, Any] = {"methods": ["layer-greedy-fs", "layer-random", "random"], "values": [2]}
-    found = {c.method: c.curves for c in cells_of(config(**changes, curves={"layer-greedy-fs": "layer-in-change"}))}
-    assert found == {"layer-greedy-fs": "layer-in-change", "layer-random": "layer-random", "random": ""}
+    changes: dict[str, Any] = {
+        "methods": ["layer-greedy-fs", "layer-random", "random"],
+        "values": [2],
+    }
+    found = {
+        c.method: c.curves
+        for c in cells_of(config(**changes, curves={"layer-greedy-fs": "layer-in-change"}))
+    }
+    assert found == {
+        "layer-greedy-fs": "layer-in-change",
+        "layer-random": "layer-random",
+        "random": "",
+    }
 
 
 def test_filters_choose_cells_and_refuse_nonsense() -> None:
@@ -124,7 +157,14 @@ def test_workers_fit_cores_and_memory() -> None:
         plan_workers(config(), 0)
 
 
-DONE = {"correct": 9, "images": 10, "top1": 90.0, "speedup": 2.0, "prune_seconds": 1.0, "budget_seconds": 0.0}
+DONE = {
+    "correct": 9,
+    "images": 10,
+    "top1": 90.0,
+    "speedup": 2.0,
+    "prune_seconds": 1.0,
+    "budget_seconds": 0.0,
+}
 
 
 def test_a_finished_row_is_never_overwritten_and_a_failed_one_is(tmp_path: Path) -> None:
@@ -193,7 +233,12 @@ class FakeEngine:
             if kind == "lost":
                 yield Event("lost", number, text="killed")
                 return
-            yield Event("outcome", number, cell=cell, outcome=Outcome(kind, DONE if kind == "done" else {"note": "oh"}))
+            yield Event(
+                "outcome",
+                number,
+                cell=cell,
+                outcome=Outcome(kind, DONE if kind == "done" else {"note": "oh"}),
+            )
         yield Event("ended", number)
 
     def close(self) -> None: ...
@@ -203,10 +248,19 @@ def test_failed_cells_are_tried_again_then_reported_and_lose_nothing(tmp_path: P
     grid = config(values=[2, 4], seeds=[1])
     cells = cells_of(grid)
     keys = [c.key for c in cells]
-    trouble = {keys[0]: ["failed"] * 3, keys[1]: ["failed"], keys[2]: ["lost"], keys[3]: ["infeasible"]}
+    trouble = {
+        keys[0]: ["failed"] * 3,
+        keys[1]: ["failed"],
+        keys[2]: ["lost"],
+        keys[3]: ["infeasible"],
+    }
     with Store(tmp_path / "r.sqlite") as store:
         summary = run_cells(grid, cells, store, FakeEngine(trouble))
-        assert (summary.done, summary.infeasible, list(summary.failed)) == (len(cells) - 2, 1, [cells[0].label])
+        assert (summary.done, summary.infeasible, list(summary.failed)) == (
+            len(cells) - 2,
+            1,
+            [cells[0].label],
+        )
         states = {r["key"]: (r["status"], r["attempts"]) for r in store.rows()}
         assert states[keys[0]] == ("failed", 3)
         assert states[keys[1]] == states[keys[2]] == ("done", 2)
@@ -229,6 +283,8 @@ def test_rows_export_to_csv_and_parquet_and_the_paper_stands_beside_them(tmp_pat
     assert point.difference == pytest.approx(100 - 100 * 97.2 / 97.75)
     with pytest.raises(OptionError, match=r"\.csv or \.parquet"):
         write_rows(rows, tmp_path / "all.txt")
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed, so there is no Parquet here")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="pyarrow is not installed, so there is no Parquet here"
+    )
     write_rows(rows, tmp_path / "all.parquet")
     assert parquet.read_table(tmp_path / "all.parquet").num_rows == len(rows)

@@ -1,4 +1,6 @@
-"""Real cells on the shipped sample: through worker processes, Ray, and the command line; the page in a browser."""
+"""Real cells on the shipped sample: through worker processes, Ray, and the command line; the page
+in a browser.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,21 @@ from subprune.experiments.store import TIMINGS, Store
 from subprune.experiments.tables import read_rows
 
 TINY: dict[str, Any] = {
-    "name": "tiny", "model": "lenet", "dataset": "mnist-sample", "methods": ["asym-in-change", "layer-random"],
-    "values": [1, 8], "seeds": [1], "batches": 1, "batch_size": 64, "verification": 100, "test": 200,
-    "finetune": ["none", "limited"], "finetune_epochs": 1, "paper_model": "lenet", "paper_dense": 97.75,
-}  # fmt: skip
+    "name": "tiny",
+    "model": "lenet",
+    "dataset": "mnist-sample",
+    "methods": ["asym-in-change", "layer-random"],
+    "values": [1, 8],
+    "seeds": [1],
+    "batches": 1,
+    "batch_size": 64,
+    "verification": 100,
+    "test": 200,
+    "finetune": ["none", "limited"],
+    "finetune_epochs": 1,
+    "paper_model": "lenet",
+    "paper_dense": 97.75,
+}
 
 KILLER = """
 import os, signal
@@ -67,12 +80,18 @@ def killing(tmp_path: Path, name: str) -> Config:
     source = KILLER.format(name=name, mark=str(tmp_path / "was-killed"))
     sources = ((f"killer_{name}", source),)
     load_sources(sources)
-    changes = {"methods": [f"killer-{name}", "random"], "layerwise": "uniform", "finetune": ["none"]}
+    changes = {
+        "methods": [f"killer-{name}", "random"],
+        "layerwise": "uniform",
+        "finetune": ["none"],
+    }
     return parse_config({**TINY, **changes}, sources)
 
 
 def run_and_compare(config: Config, engine: Engine, tmp_path: Path) -> Summary:
-    """Run on the engine, where the killer strikes; then compare with a plain loop, where it is tame."""
+    """Run on the engine, where the killer strikes; then compare with a plain loop, where it is
+    tame.
+    """
     with Store(tmp_path / "r.sqlite") as store:
         summary = run_cells(config, cells_of(config), store, engine)
         plain = serial(config)
@@ -101,7 +120,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run."""
     folder, config = tmp_path_factory.mktemp("tiny"), parse_config(TINY)
     with Store(folder / "results.sqlite") as store:
-        run_cells(config, cells_of(config), store, LocalEngine(1, Context(cache=str(folder / "cache")), "fork"))
+        run_cells(
+            config,
+            cells_of(config),
+            store,
+            LocalEngine(1, Context(cache=str(folder / "cache")), "fork"),
+        )
     text = [f"{name} = {json.dumps(value)}" for name, value in TINY.items()]
     (folder / "tiny.toml").write_text("\n".join(text))
     return folder
@@ -115,10 +139,15 @@ def test_limited_finetuning_and_equal_accuracy_budgets(results: Path) -> None:
     tuned, plain = (rows["layer-random", False, ft] for ft in ("limited", "none"))
     assert tuned["kept"] == plain["kept"]
     assert tuned["correct"] != plain["correct"]
-    assert tuned["note"] == f"fine-tuned by the {'compiled' if compiled.available() else 'pytorch'} loop"
+    assert (
+        tuned["note"]
+        == f"fine-tuned by the {'compiled' if compiled.available() else 'pytorch'} loop"
+    )
     assert plain["note"] is None
     assert all(r["compression"] >= 8 for r in rows.values() if r["method"] != "dense")
-    assert rows["asym-in-change", True, "none"]["top1"] > rows["asym-in-change", False, "none"]["top1"]
+    assert (
+        rows["asym-in-change", True, "none"]["top1"] > rows["asym-in-change", False, "none"]["top1"]
+    )
     assert list((results / "cache").glob("curves-*.json")), "accuracy curves are kept"
 
 
@@ -137,7 +166,9 @@ def test_commands_on_a_finished_run(results: Path) -> None:
         read_rows(results / "cut.csv")
 
 
-def test_a_part_of_the_grid_can_be_reported_without_matplotlib(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_grid_can_be_reported_without_matplotlib(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(figures, "can_draw", lambda: False)
     monkeypatch.setattr(page, "can_draw", lambda: False)
     own = [str(results / "tiny.toml"), "--output", str(results), "--only", "method=layer-random"]
@@ -160,7 +191,15 @@ def test_a_report_names_versions_once_and_all_their_commits() -> None:
 
 
 def test_unreachable_ratios_are_recorded_not_failed(tmp_path: Path) -> None:
-    config = parse_config({**TINY, "methods": ["random"], "values": [100000], "finetune": ["none"], "reweight": [True]})
+    config = parse_config(
+        {
+            **TINY,
+            "methods": ["random"],
+            "values": [100000],
+            "finetune": ["none"],
+            "reweight": [True],
+        }
+    )
     with Store(tmp_path / "r.sqlite") as store:
         summary = run_cells(config, cells_of(config), store, LocalEngine(1, Context(), "fork"))
         assert (summary.infeasible, summary.failed) == (1, {})
@@ -186,15 +225,23 @@ window.addEventListener("load", () => {
 
 
 def chromium() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    found = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if found is None:
-        pytest.skip("there is no chromium on this machine; install Debian's package chromium to test the page")
+        pytest.skip(
+            "there is no chromium on this machine; install Debian's package chromium to test the page"
+        )
     return found
 
 
-def test_the_page_draws_without_errors_and_its_legend_toggles(results: Path, tmp_path: Path) -> None:
+def test_the_page_draws_without_errors_and_its_legend_toggles(
+    results: Path, tmp_path: Path
+) -> None:
     browser = chromium()
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra subprune[experiments])")
+    pytest.importorskip(
+        "matplotlib", reason="matplotlib is not installed (extra subprune[experiments])"
+    )
     with Store(results / "results.sqlite") as store:
         written = write_report(parse_config(TINY), store.rows(), tmp_path)
     assert {path.suffix for path in written} == {".html", ".csv", ".png"}
@@ -204,9 +251,17 @@ def test_the_page_draws_without_errors_and_its_legend_toggles(results: Path, tmp
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --virtual-time-budget=5000 --enable-logging=stderr --dump-dom"
     ran = subprocess.run(
-        [browser, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "probe.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            browser,
+            *flags.split(),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            (tmp_path / "probe.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert "CONSOLE" not in ran.stderr, ran.stderr
     probe = re.search(r'<pre id="probe">(.*?)</pre>', ran.stdout)
     assert probe, ran.stdout[-500:] + ran.stderr[-500:]

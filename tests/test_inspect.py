@@ -15,7 +15,9 @@ from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs
 
 
-@pytest.mark.parametrize("name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"]
+)
 def test_cost_of_a_unit_is_what_its_removal_saves(name: str) -> None:
     model, example = ZOO[name].build()
     table = inspect(model, example)
@@ -25,7 +27,9 @@ def test_cost_of_a_unit_is_what_its_removal_saves(name: str) -> None:
     for row in table:
         if row.units < 2:
             continue
-        small = prove(model, table.structure, {row.name: list(range(1, row.units))}, as_inputs(example), 1e-4)
+        small = prove(
+            model, table.structure, {row.name: list(range(1, row.units))}, as_inputs(example), 1e-4
+        )
         saved = (
             table.params - sum(p.numel() for p in small.parameters()),
             table.flops - flops(small, example) / inputs,
@@ -86,5 +90,8 @@ def test_markup_in_names_is_escaped() -> None:
 
 def test_an_unknown_group_is_refused_with_the_nearest_and_all_names() -> None:
     table = inspect(*ZOO["lenet"].build())
-    with pytest.raises(KeyError, match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2"):
+    with pytest.raises(
+        KeyError,
+        match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2",
+    ):
         table["conv11"]

@@ -1,4 +1,6 @@
-"""Every method, with and without reweighting, against its slow twin; then the odd cases for all of them."""
+"""Every method, with and without reweighting, against its slow twin; then the odd cases for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ def generator(name: str, seed: int = 0) -> torch.Generator:
     return Setting(None, (), seed).generator(name)  # type: ignore[arg-type]
 
 
-def run(net: Net, model: nn.Module, method: str, data: slow.Data, **options: object) -> subprune.Result:
+def run(
+    net: Net, model: nn.Module, method: str, data: slow.Data, **options: object
+) -> subprune.Result:
     extra = {"train_data": net.data(3, 12, seed=99)} if method.endswith("-fd") else {}
     settings = {"budgets": net.keep, **extra, **options}
     return subprune.prune(model, data, method=method, ridge=0, progress=False, **settings)  # type: ignore[arg-type]
 
 
 def slow_choice(
-    net: Net, method: str, name: str, current: nn.Module, dense: nn.Module, data: slow.Data, gone: slow.Gone
+    net: Net,
+    method: str,
+    name: str,
+    current: nn.Module,
+    dense: nn.Module,
+    data: slow.Data,
+    gone: slow.Gone,
 ) -> tuple[list[int], list[float]] | None:
     """Kept units and factors; None for the random methods."""
     readers, k = net.groups[name], net.keep[name]
@@ -83,20 +93,24 @@ def test_every_method_equals_its_slow_twin(name: str, method: str, reweight: boo
             scale = [1.0] * n
         current = slow.switched(current, readers, kept, scale)
         for reader, units in readers:
-            gone.setdefault(reader, set()).update(j for j, u in enumerate(units.tolist()) if u >= 0 and u not in kept)
+            gone.setdefault(reader, set()).update(
+                j for j, u in enumerate(units.tolist()) if u >= 0 and u not in kept
+            )
     fresh = net.data(1, 5, seed=3)[0][0]
     with torch.no_grad():
         torch.testing.assert_close(result.model(fresh), current(fresh), rtol=1e-6, atol=1e-6)
 
 
-# ---- odd cases, for all methods ----------------------------------------------------------------------
+# ---- odd cases, for all methods ------------------------------------------------------------------
 
 DRAWN = ("random", "layer-random", "layer-sampling")  # the seed has a say
 PLAIN = NETS["plain"]
 
 
 def edited(**changes: dict[int, float]) -> nn.Module:
-    """The plain net; e.g. conv1={0: -100.0} sets the bias of channel 0's norm and switches its weight off."""
+    """The plain net; e.g. conv1={0: -100.0} sets the bias of channel 0's norm and switches its
+    weight off.
+    """
     model = PLAIN.build()
     norms = {"conv1": "bn1", "conv2": "bn2"}
     with torch.no_grad():
@@ -138,7 +152,9 @@ def test_dead_and_constant_units(model: nn.Module, method: str, reweight: bool) 
     assert torch.isfinite(result.model(PLAIN.data()[0][0])).all()
 
 
-@pytest.mark.parametrize("method", [m for m in BUILT_IN if "random" not in m and "weight" not in m and "fs" not in m])
+@pytest.mark.parametrize(
+    "method", [m for m in BUILT_IN if "random" not in m and "weight" not in m and "fs" not in m]
+)
 def test_dead_units_go_first(method: str) -> None:
     result = run(PLAIN, edited(conv1={0: -1.0, 2: -1.0}), method, PLAIN.data(2, 20))
     assert result.plan.kept["conv1"] == (1, 3)
@@ -147,8 +163,15 @@ def test_dead_units_go_first(method: str) -> None:
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_one_unit_layers_and_budgets(method: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1), nn.ReLU(), nn.Linear(1, 4), nn.ReLU(),
-                          nn.Linear(4, 3)).double()  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(4, 5),
+        nn.ReLU(),
+        nn.Linear(5, 1),
+        nn.ReLU(),
+        nn.Linear(1, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    ).double()
     net = Net(lambda: model, (4,), {}, {"0": 1, "4": 1})
     result = run(net, model, method, net.data(2, 20))
     assert result.plan.counts == {"0": 1, "4": 1}
@@ -181,7 +204,9 @@ def test_another_seed_another_result(method: str) -> None:
 def test_labels_are_needed_only_where_said(method: str) -> None:
     model, data = PLAIN.build(), [x for x, _ in PLAIN.data(2, 12)]
     if METHODS[method].needs_labels:
-        with pytest.raises(DataError, match=f"method '{method}' needs labels: give \\(inputs, labels\\) batches"):
+        with pytest.raises(
+            DataError, match=f"method '{method}' needs labels: give \\(inputs, labels\\) batches"
+        ):
             run(PLAIN, model, method, data)
     else:
         run(PLAIN, model, method, data)
@@ -222,13 +247,15 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
         order_by(torch.tensor([1.0, float("nan")]))
 
 
-# ---- statistics: random patches, stochastic greedy, curves -------------------------------------------
+# ---- statistics: random patches, stochastic greedy, curves ---------------------------------------
 
 
 def ranker_of(net: Net, group: str, data: slow.Data, **choices: object) -> Ranker:
     model = net.build()
     calibration = Calibration.of(model, batches(data, model, None))
-    for ranker in rankers(calibration, calibration.structure.inner(), METHODS["asym-in-change"], **choices):
+    for ranker in rankers(
+        calibration, calibration.structure.inner(), METHODS["asym-in-change"], **choices
+    ):
         if ranker.group.name == group:
             assert ranker.statistics  # computed here, before the run moves on
             return ranker
@@ -267,7 +294,9 @@ def test_curves_end_where_nothing_is_lost(method: str) -> None:
     model = PLAIN.build()
     calibration = Calibration.of(model, batches(PLAIN.data(2, 30), model, None))
     pool = {"train_data": calibration} if METHODS[method].needs_train_data else {}
-    for name, curve in curves(calibration, calibration.structure.inner(), METHODS[method], **pool).items():
+    for name, curve in curves(
+        calibration, calibration.structure.inner(), METHODS[method], **pool
+    ).items():
         assert sorted(curve.order) == list(range(calibration.structure[name].n_units))
         assert curve.errors[0] == 1
         assert curve.errors[-1] < 1e-9

@@ -73,4 +73,6 @@ def test_whitening_is_an_inverse_root() -> None:
         assert factor.solver == solver
         assert factor.rank == (rank or 7)
         expected = torch.eye(factor.rank, dtype=torch.float64)
-        torch.testing.assert_close(factor.matrix.T @ gram @ factor.matrix, expected, atol=1e-8, rtol=0)
+        torch.testing.assert_close(
+            factor.matrix.T @ gram @ factor.matrix, expected, atol=1e-8, rtol=0
+        )

@@ -31,11 +31,15 @@ def test_weights_equal_lstsq(per_unit: int, asymmetric: bool, seed: int) -> None
 
 @pytest.mark.parametrize("per_unit", [1, 9])
 @pytest.mark.parametrize("seed", range(3))
-def test_deficient_weights_reach_the_least_error_with_finite_weights(per_unit: int, seed: int) -> None:
+def test_deficient_weights_reach_the_least_error_with_finite_weights(
+    per_unit: int, seed: int
+) -> None:
     p = random_problem(seed, rows=30, per_unit=per_unit, rank=4, asymmetric=True)
     for kept in ([1], [0, 1, 2, 3, 4, 5], range(7)):
         found = solve(p.statistics(), kept)
-        assert true_error(p, found.weight) == pytest.approx(slow.residual(p, kept) / p.energy, rel=1e-7)
+        assert true_error(p, found.weight) == pytest.approx(
+            slow.residual(p, kept) / p.energy, rel=1e-7
+        )
         assert found.rank == min(4, len(kept) * per_unit)
         assert float(found.weight.norm()) < 100 * float(slow.weights(p, kept).norm())
 
@@ -54,7 +58,9 @@ def test_column_scale_does_not_matter(scale: float) -> None:
     factors = torch.tensor([1, scale, 1, scale, 1, 1, scale], dtype=torch.float64)
     scaled = Problem(p.B * factors, p.Y, p.units)
     found = solve(scaled.statistics(), range(7))
-    torch.testing.assert_close(found.weight * factors[:, None], slow.weights(p, range(7)), rtol=1e-7, atol=0)
+    torch.testing.assert_close(
+        found.weight * factors[:, None], slow.weights(p, range(7)), rtol=1e-7, atol=0
+    )
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -65,8 +71,12 @@ def test_intercept_is_least_squares_with_a_constant_column(rank: int | None) -> 
     wide = Problem(torch.cat([p.B, ones], 1), p.Y, torch.cat([p.units, torch.tensor([-1])]))
     found = solve(p.statistics(), [0, 1, 5], intercept=True)
     assert found.shift is not None
-    assert found.error == pytest.approx(slow.residual(wide, [0, 1, 5]) / p.energy, rel=1e-8, abs=1e-12)
-    assert true_error(p, found.weight, found.shift) == pytest.approx(found.error, rel=1e-8, abs=1e-12)
+    assert found.error == pytest.approx(
+        slow.residual(wide, [0, 1, 5]) / p.energy, rel=1e-8, abs=1e-12
+    )
+    assert true_error(p, found.weight, found.shift) == pytest.approx(
+        found.error, rel=1e-8, abs=1e-12
+    )
     if rank is None:
         expected = slow.weights(wide, [0, 1, 5])
         torch.testing.assert_close(found.weight, expected[:-1], rtol=1e-8, atol=1e-9)
@@ -104,7 +114,9 @@ def test_unknown_method_suggests() -> None:
 def test_float32_noise_is_not_fitted() -> None:
     generator = torch.Generator().manual_seed(1)
     B = torch.randn(30, 180, generator=generator)
-    p = Problem(B, B @ torch.randn(180, 12, generator=generator), torch.arange(20).repeat_interleave(9))
+    p = Problem(
+        B, B @ torch.randn(180, 12, generator=generator), torch.arange(20).repeat_interleave(9)
+    )
     exact = Problem(B.double(), p.Y.double(), p.units)
     for k in (5, 10, 20):
         found = solve(p.statistics(), range(k))

@@ -18,7 +18,15 @@ from subprune.data.batches import batches
 from subprune.errors import BudgetError
 from subprune.loop.ranking import rankers, sensitivities
 from subprune.select.registry import METHODS, Ranker
-from subprune.select.sensitivity import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
+from subprune.select.sensitivity import (
+    DELTA,
+    Sensitivity,
+    distinct,
+    draws_for,
+    max_shares,
+    sampled,
+    sensitivity,
+)
 from subprune.statistics.calibrate import Calibration
 from subprune.structure.cost import CostModel
 
@@ -27,7 +35,10 @@ def all_rankers(name: str) -> list[tuple[Ranker, Sensitivity]]:
     net = NETS[name]
     model = net.build()
     calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
-    return [(r, sensitivity(r)) for r in rankers(calibration, calibration.structure.inner(), METHODS["layer-sampling"])]
+    return [
+        (r, sensitivity(r))
+        for r in rankers(calibration, calibration.structure.inner(), METHODS["layer-sampling"])
+    ]
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -85,7 +96,8 @@ def test_nothing_is_scaled_when_nothing_goes_and_factors_are_right_on_average() 
         assert nested.scale is not None
         m = draws_for(p, n - 1)
         chance = 1 - (1 - p) ** m
-        torch.testing.assert_close(nested.scale(n - 1), torch.where(p > 0, 1 / chance, 1.0))  # dead units stay
+        # dead units stay
+        torch.testing.assert_close(nested.scale(n - 1), torch.where(p > 0, 1 / chance, 1.0))
 
 
 def test_draws_of_an_error_follow_the_formula() -> None:
@@ -112,13 +124,19 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
     counts = by_sampling(groups, own, cost, target, Rounding())
     assert cost.params(counts) <= target.limit
     assert all(
-        cost.params({**counts, g.name: counts[g.name] + 1}) > target.limit for g in groups if counts[g.name] < g.n_units
+        cost.params({**counts, g.name: counts[g.name] + 1}) > target.limit
+        for g in groups
+        if counts[g.name] < g.n_units
     )
 
     def at(error: float) -> dict[str, int]:
         return {
             g.name: min(
-                g.n_units, max(1, math.ceil(distinct(own[g.name].probabilities, own[g.name].draws(error)) - 1e-9))
+                g.n_units,
+                max(
+                    1,
+                    math.ceil(distinct(own[g.name].probabilities, own[g.name].draws(error)) - 1e-9),
+                ),
             )
             for g in groups
         }
@@ -130,11 +148,15 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
 
 def test_the_rule_is_its_own_and_an_impossible_target_is_refused() -> None:
     net = NETS["plain"]
-    result = subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=2, progress=False)
+    result = subprune.prune(
+        net.build(), net.data(2, 9), method="layer-sampling", compression=2, progress=False
+    )
     assert result.plan.options["allocate"] == "sampling"
     assert result.report.compression >= 2
     with pytest.raises(BudgetError, match="nearest feasible"):
-        subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=1e4, progress=False)
+        subprune.prune(
+            net.build(), net.data(2, 9), method="layer-sampling", compression=1e4, progress=False
+        )
 
 
 def test_float32_ties_do_not_depend_on_rounding() -> None:
@@ -142,7 +164,11 @@ def test_float32_ties_do_not_depend_on_rounding() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x = torch.randn(30, 4)
     kept = {
-        str(subprune.prune(m, d, method="layer-sampling", budgets={"0": 3}, progress=False).plan.kept)
+        str(
+            subprune.prune(
+                m, d, method="layer-sampling", budgets={"0": 3}, progress=False
+            ).plan.kept
+        )
         for m, d in ((model, x), (copy.deepcopy(model).double(), x.double()))
     }
     assert len(kept) == 1

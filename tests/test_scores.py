@@ -36,7 +36,9 @@ def test_scores_equal_their_slow_twins(name: str) -> None:
         norms = torch.tensor(slow.weight_norm(dense, readers, mean=False), dtype=torch.float64)
         torch.testing.assert_close(scores.weight_norms(ranker), norms)
         means = torch.tensor(slow.weight_norm(dense, readers, mean=True), dtype=torch.float64)
-        torch.testing.assert_close(scores.weight_norms(ranker) / scores.weight_counts(ranker), means)
+        torch.testing.assert_close(
+            scores.weight_norms(ranker) / scores.weight_counts(ranker), means
+        )
 
 
 def test_scores_do_not_depend_on_how_samples_are_batched() -> None:
@@ -44,7 +46,8 @@ def test_scores_do_not_depend_on_how_samples_are_batched() -> None:
     (x, y), *_ = net.data(1, 12)
     parts = ([(x, y)], list(zip(x.split(5), y.split(5), strict=True)))
     found = [
-        comparable_scores(c, c.structure.inner(), METHODS["act-grad"]) for c in (calibrated(net, p) for p in parts)
+        comparable_scores(c, c.structure.inner(), METHODS["act-grad"])
+        for c in (calibrated(net, p) for p in parts)
     ]
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name])
@@ -87,11 +90,15 @@ def test_a_target_is_filled_with_the_best_units() -> None:
     for limit in range(cost.params({"0": 1, "2": 1}), full + 1):
         counts = by_score(groups, own, cost, Target("params", limit, "test"), Rounding())
         assert cost.params(counts) <= limit
-        more = [{**counts, g.name: counts[g.name] + 1} for g in groups if counts[g.name] < g.n_units]
+        more = [
+            {**counts, g.name: counts[g.name] + 1} for g in groups if counts[g.name] < g.n_units
+        ]
         assert all(cost.params(m) > limit for m in more)
         sizes.append(cost.params(counts))
     assert sizes[-1] == full
-    exact = by_score(groups, own, cost, Target("params", cost.params({"0": 2, "2": 2}), "test"), Rounding())
+    exact = by_score(
+        groups, own, cost, Target("params", cost.params({"0": 2, "2": 2}), "test"), Rounding()
+    )
     assert exact == {"0": 2, "2": 2}
 
 
@@ -110,7 +117,14 @@ def test_scores_must_be_there_and_be_numbers() -> None:
         by_score(groups, {**own, "0": own["0"] / 0}, cost, Target("params", 50, "test"), Rounding())
     net = NETS["plain"]
     with pytest.raises(OptionError, match=r"allocate='score' needs scores.*act-grad"):
-        subprune.prune(net.build(), net.data(), method="layer-random", compression=2, allocate="score", progress=False)
+        subprune.prune(
+            net.build(),
+            net.data(),
+            method="layer-random",
+            compression=2,
+            allocate="score",
+            progress=False,
+        )
 
 
 def test_loss_of_sequences_maps_and_misfits() -> None:
@@ -119,7 +133,9 @@ def test_loss_of_sequences_maps_and_misfits() -> None:
     labels = torch.tensor([0, 1, 2, 0])
     expected = -flat.log_softmax(-1)[torch.arange(4), labels].sum()
     torch.testing.assert_close(scores.label_loss(flat, labels), expected)
-    torch.testing.assert_close(scores.label_loss(flat.reshape(2, 2, 3), labels.reshape(2, 2)), expected)
+    torch.testing.assert_close(
+        scores.label_loss(flat.reshape(2, 2, 3), labels.reshape(2, 2)), expected
+    )
     maps = flat.reshape(2, 2, 3).movedim(-1, 1)[..., None]
     torch.testing.assert_close(scores.label_loss(maps, labels.reshape(2, 2, 1)), expected)
     with pytest.raises(DataError, match="do not fit the model's first output"):

@@ -44,7 +44,11 @@ def test_streaming_equals_one_product(dtype: torch.dtype, rtol: float) -> None:
         accumulator.update(rows, targets, max_bytes=1000)
     B, Y = B.double(), Y.double()
     energy = float(Y.square().sum())
-    same(accumulator.result(), Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units), rtol)
+    same(
+        accumulator.result(),
+        Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units),
+        rtol,
+    )
 
 
 def test_float32_chunks_do_not_lose_what_float64_sums_keep() -> None:
@@ -60,7 +64,9 @@ def test_half_precision_is_widened() -> None:
     B = normal(0, 50, 3, dtype=torch.float32).bfloat16()
     accumulator = Accumulator(3, 3, torch.arange(3))
     accumulator.update(B, B)
-    torch.testing.assert_close(accumulator.result().cross, B.double().T @ B.double(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        accumulator.result().cross, B.double().T @ B.double(), rtol=1e-6, atol=1e-5
+    )
 
 
 def test_symmetric_form_needs_no_targets() -> None:
@@ -90,10 +96,14 @@ def test_overflow_no_rows_and_wrong_shapes_are_refused() -> None:
     with pytest.raises(DataError, match="do not fit"):
         accumulator.update(torch.zeros(3, 4))
     with pytest.raises(DataError, match="must be float64"):
-        Statistics(*(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2)))
+        Statistics(
+            *(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2))
+        )
     eye = torch.eye(2).double()
     with pytest.raises(DataError, match="sums has shape"):
-        Statistics(eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2))
+        Statistics(
+            eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2)
+        )
 
 
 def test_columns_of_units() -> None:
@@ -123,7 +133,16 @@ def test_patches_times_weight_is_the_convolution(dims: int, padding_mode: str, g
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             layer = CONVS[dims - 1](
-                4, 6, sizes, stride, padding, dilation, groups, False, padding_mode, dtype=torch.float64
+                4,
+                6,
+                sizes,
+                stride,
+                padding,
+                dilation,
+                groups,
+                False,
+                padding_mode,
+                dtype=torch.float64,
             )
             expected = layer(x)
         conv = Convolution.of(layer)
@@ -138,8 +157,14 @@ def test_patches_times_weight_is_the_convolution(dims: int, padding_mode: str, g
 
 def test_patches_equal_unfold_and_accept_any_memory_layout() -> None:
     x = normal(0, 3, 4, 8, 9)
-    expected = F.unfold(x, (3, 2), dilation=(2, 1), padding=(1, 2), stride=(2, 1)).mT.reshape(-1, 24)
-    for layout in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().mT):
+    expected = F.unfold(x, (3, 2), dilation=(2, 1), padding=(1, 2), stride=(2, 1)).mT.reshape(
+        -1, 24
+    )
+    for layout in (
+        x,
+        x.contiguous(memory_format=torch.channels_last),
+        x.transpose(2, 3).contiguous().mT,
+    ):
         assert torch.equal(patches(layout, (3, 2), (2, 1), (1, 2), (2, 1)), expected)
 
 
@@ -160,7 +185,9 @@ def test_chunks_are_bounded_and_complete(max_bytes: int) -> None:
 @pytest.mark.parametrize("size", [(9, 10, 8), (5, 5, 5)])
 def test_shifts_equal_patches(dims: int, padding_mode: str, size: tuple[int, ...]) -> None:
     x = normal(0, 3, 4, *size[:dims])
-    for kernel, padding, dilation in product([2, 3] if dims < 3 else [2], [0, 1, 2, "same"], [1, 2]):
+    for kernel, padding, dilation in product(
+        [2, 3] if dims < 3 else [2], [0, 1, 2, "same"], [1, 2]
+    ):
         sizes = (kernel,) * (dims - 1) + (3,)
         conv = Convolution.make(sizes, 1, padding, dilation, padding_mode)
         rows = patches(x, sizes, 1, padding, dilation, padding_mode)
@@ -175,13 +202,19 @@ def test_shifts_equal_patches(dims: int, padding_mode: str, size: tuple[int, ...
 @pytest.mark.parametrize(
     ("size", "kernel", "padding"), [((1, 1), 3, 1), ((2, 2), 3, 1), ((2, 3), 5, 2), ((3, 2), 5, 4)]
 )
-def test_shifts_on_maps_smaller_than_the_kernel(size: tuple[int, int], kernel: int, padding: int) -> None:
+def test_shifts_on_maps_smaller_than_the_kernel(
+    size: tuple[int, int], kernel: int, padding: int
+) -> None:
     x = normal(0, 7, 3, *size)
     conv = Convolution.make((kernel, kernel), 1, padding)
     rows = patches(x, (kernel, kernel), 1, padding)
     y = normal(1, 7, *conv.windows(x).shape[1:3], 2)
     found = shifted_products(x, y.movedim(-1, 1), conv)
-    for a, b in ((found.gram, rows.T @ rows), (found.cross, rows.T @ y.reshape(-1, 2)), (found.sums, rows.sum(0))):
+    for a, b in (
+        (found.gram, rows.T @ rows),
+        (found.cross, rows.T @ y.reshape(-1, 2)),
+        (found.sums, rows.sum(0)),
+    ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -205,7 +238,9 @@ def test_shifts_are_used_where_they_pay() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("max_bytes", [2000, 10**8])
-def test_conv_consumer_equals_raw_patches(stride: int, groups: int, symmetric: bool, max_bytes: int) -> None:
+def test_conv_consumer_equals_raw_patches(
+    stride: int, groups: int, symmetric: bool, max_bytes: int
+) -> None:
     b, a, weight = normal(0, 6, 4, 9, 8), normal(1, 6, 4, 9, 8), normal(2, 8, 4 // groups, 3, 2)
     conv = Convolution.make((3, 2), (stride, 1), 1, groups=groups)
     consumer = Consumer(torch.tensor([0, -1, 1, 2]), 8, conv)

@@ -44,7 +44,11 @@ def test_groups_as_expected(found: dict[str, Structure], name: str) -> None:
 def test_every_layer_is_prunable_or_refused(found: dict[str, Structure], name: str) -> None:
     structure = look(found, name)
     model, _ = ZOO[name].build()
-    layers = {n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd | nn.Embedding)}
+    layers = {
+        n
+        for n, m in model.named_modules()
+        if isinstance(m, nn.Linear | nn.modules.conv._ConvNd | nn.Embedding)
+    }
     inside = {n for n in layers if any(n.startswith(o + ".") for o in structure.program.opaque)}
     named = {m for g in structure for m in (*g.producers, *g.followers)} | set(structure.refused)
     assert layers - inside <= named
@@ -72,10 +76,19 @@ def test_depthwise_block_is_one_group(found: dict[str, Structure]) -> None:
     structure = look(found, "mobilenet-v3")
     block = "blocks.0.conv"
     assert group(structure, block) == (
-        "channel", 16, (f"{block}.0.0", f"{block}.2.fc2"), (f"{block}.0.1", f"{block}.1.0", f"{block}.1.1"),
+        "channel",
+        16,
+        (f"{block}.0.0", f"{block}.2.fc2"),
+        (f"{block}.0.1", f"{block}.1.0", f"{block}.1.1"),
         (f"{block}.2.fc1", f"{block}.3"),
-    )  # fmt: skip
-    assert group(structure, f"{block}.2.fc1") == ("channel", 4, (f"{block}.2.fc1",), (), (f"{block}.2.fc2",))
+    )
+    assert group(structure, f"{block}.2.fc1") == (
+        "channel",
+        4,
+        (f"{block}.2.fc1",),
+        (),
+        (f"{block}.2.fc2",),
+    )
 
 
 def test_dense_bottlenecks_are_inner(found: dict[str, Structure]) -> None:
@@ -90,7 +103,8 @@ def test_dense_bottlenecks_are_inner(found: dict[str, Structure]) -> None:
 
 def test_option_a_shortcut_makes_one_stream(found: dict[str, Structure]) -> None:
     streams = [g for g in look(found, "resnet20-A") if g.kind == "stream"]
-    assert [g.n_units for g in streams] == [16]  # the channels that padding adds are a number in the code: they stay
+    # the channels that padding adds are a number in the code: they stay
+    assert [g.n_units for g in streams] == [16]
     widths = [g.n_units for g in look(found, "resnet20-B") if g.kind == "stream"]
     assert widths == [16, 32, 64]
 
@@ -100,17 +114,35 @@ def test_option_a_shortcut_makes_one_stream(found: dict[str, Structure]) -> None
     [
         ("fused-qkv", 3, {"qkv.weight": 12, "qkv.bias": 12, "proj.weight": 4}),
         ("chunk-qkv", 3, {"c_attn.weight": 12, "c_attn.bias": 12, "c_proj.weight": 4}),
-        ("gqa", 3, {"q.weight": 4, "k.weight": 2, "k.bias": 2, "v.weight": 2, "v.bias": 2, "o.weight": 4}),
-        ("gqa-sdpa", 2, {"q.weight": 6, "k.weight": 2, "k.bias": 2, "v.weight": 2, "v.bias": 2, "o.weight": 6}),
+        (
+            "gqa",
+            3,
+            {"q.weight": 4, "k.weight": 2, "k.bias": 2, "v.weight": 2, "v.bias": 2, "o.weight": 4},
+        ),
+        (
+            "gqa-sdpa",
+            2,
+            {"q.weight": 6, "k.weight": 2, "k.bias": 2, "v.weight": 2, "v.bias": 2, "o.weight": 6},
+        ),
         ("mqa", 3, {"q.weight": 4, "o.weight": 4}),
         ("mqa-broadcast", 3, {"q.weight": 4, "o.weight": 4}),
-        ("einsum", 3, dict.fromkeys(["q.weight", "q.bias", "k.weight", "k.bias", "v.weight", "v.bias", "o.weight"], 4)),
+        (
+            "einsum",
+            3,
+            dict.fromkeys(
+                ["q.weight", "q.bias", "k.weight", "k.bias", "v.weight", "v.bias", "o.weight"], 4
+            ),
+        ),
     ],
 )
-def test_heads(found: dict[str, Structure], name: str, heads: int, per_head: dict[str, int]) -> None:
+def test_heads(
+    found: dict[str, Structure], name: str, heads: int, per_head: dict[str, int]
+) -> None:
     first = next(g for g in look(found, name) if g.kind == "head")
     assert first.n_units == heads
-    rows = {s.tensor.removeprefix("blocks.0.mixer."): Counter(s.units.tolist()) for s in first.slots}
+    rows = {
+        s.tensor.removeprefix("blocks.0.mixer."): Counter(s.units.tolist()) for s in first.slots
+    }
     assert rows == {k: dict.fromkeys(range(heads), n) for k, n in per_head.items()}
 
 
@@ -154,7 +186,9 @@ def test_tied_weights_are_noticed(found: dict[str, Structure]) -> None:
 
 def test_branch_in_the_root_is_refused_by_name() -> None:
     model = odd.BranchingRoot().eval()
-    with pytest.raises(StructureError, match=r"BranchingRoot\.forward .*depends on the values.*submodule"):
+    with pytest.raises(
+        StructureError, match=r"BranchingRoot\.forward .*depends on the values.*submodule"
+    ):
         find_groups(model, torch.randn(3, 4))
 
 
@@ -166,12 +200,15 @@ def test_wrong_examples_are_refused(example: Any) -> None:
 
 def test_example_as_tensor_tuple_list_or_dict() -> None:
     model, example = ZOO["dict-output"].build()
-    names = [find_groups(model, e).names for e in (example, tuple(example.values()), list(example.values()))]
+    names = [
+        find_groups(model, e).names
+        for e in (example, tuple(example.values()), list(example.values()))
+    ]
     assert names == [["fc1"]] * 3
     assert find_groups(model, example["x"]).names == ["fc1"]
 
 
-# ---- nothing is changed ------------------------------------------------------------------------------
+# ---- nothing is changed --------------------------------------------------------------------------
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
@@ -179,7 +216,10 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
     return {
         "state": {k: v.clone() for k, v in model.state_dict().items()},
         "ids": {k: id(v) for k, v in [*model.named_parameters(), *model.named_buffers()]},
-        "attributes": [{k: id(v) for k, v in vars(m).items() if k not in ("_buffers", "_parameters")} for m in modules],
+        "attributes": [
+            {k: id(v) for k, v in vars(m).items() if k not in ("_buffers", "_parameters")}
+            for m in modules
+        ],
         "training": [m.training for m in modules],
         "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in modules],
         "grads": [p.requires_grad for p in model.parameters()],

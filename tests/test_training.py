@@ -1,4 +1,6 @@
-"""Training is reproducible, borrows what it changes, and says in the file how the weights were made."""
+"""Training is reproducible, borrows what it changes, and says in the file how the weights were
+made.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from subprune.experiments.training import (
     train,
 )
 
-TINY = dataclasses.replace(recipe("lenet"), epochs=1, batch_size=32, optimizer="adam", dataset="mnist-sample")
+TINY = dataclasses.replace(
+    recipe("lenet"), epochs=1, batch_size=32, optimizer="adam", dataset="mnist-sample"
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +66,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(digits: Image
 
 
 def test_cifar_recipe_with_augmentation_and_dropout_is_reproducible() -> None:
-    noise = torch.randint(256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(
+        256, (8, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images = Images(noise, torch.arange(8), "cifar10", "train")
     first, again = (train(recipe("vgg11").shortened(1), images, seed=5)[0] for _ in range(2))
     assert torch.equal(weights(first), weights(again))
@@ -102,9 +108,19 @@ def test_counting_does_not_depend_on_the_batch_size(digits: Images) -> None:
 
 def test_recipes_are_those_of_the_appendix() -> None:
     lenet, vgg = recipe("lenet"), recipe("vgg11")
-    assert (lenet.epochs, lenet.batch_size, lenet.optimizer, lenet.learning_rate) == (200, 128, "sgd", 1e-3)
+    assert (lenet.epochs, lenet.batch_size, lenet.optimizer, lenet.learning_rate) == (
+        200,
+        128,
+        "sgd",
+        1e-3,
+    )
     assert (lenet.weight_decay, lenet.drops, lenet.augmented) == (0.0, (), False)
-    assert (vgg.epochs, vgg.optimizer, vgg.weight_decay, vgg.drops) == (200, "adam", 5e-4, (100, 150))
+    assert (vgg.epochs, vgg.optimizer, vgg.weight_decay, vgg.drops) == (
+        200,
+        "adam",
+        5e-4,
+        (100, 150),
+    )
     tuned = finetune_recipe("resnet56")
     assert (tuned.model, tuned.epochs, tuned.drops) == ("resnet56", 20, (10, 15))
     assert (finetune_recipe("lenet").epochs, finetune_recipe("lenet").optimizer) == (10, "adam")
@@ -119,7 +135,12 @@ def test_every_recipe_names_a_model_that_exists(name: str) -> None:
 def test_impossible_recipes_are_refused(digits: Images) -> None:
     with pytest.raises(OptionError, match=r"'lenett'; did you mean 'lenet'\?"):
         recipe("lenett")
-    for change in ({"epochs": 0}, {"optimizer": "lbfgs"}, {"learning_rate": 0.0}, {"weight_decay": -1.0}):
+    for change in (
+        {"epochs": 0},
+        {"optimizer": "lbfgs"},
+        {"learning_rate": 0.0},
+        {"weight_decay": -1.0},
+    ):
         with pytest.raises(OptionError, match=next(iter(change))):
             dataclasses.replace(TINY, **change)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="no images"):
@@ -136,7 +157,9 @@ def test_a_loss_that_explodes_is_an_error(digits: Images) -> None:
 
 
 def run(output: Path, *more: str) -> int:
-    return script.main(["lenet", "--dataset", "mnist-sample", "--epochs", "1", "--output", str(output), *more])
+    return script.main(
+        ["lenet", "--dataset", "mnist-sample", "--epochs", "1", "--output", str(output), *more]
+    )
 
 
 def test_the_script_writes_weights_that_say_how_they_were_made(

@@ -1,4 +1,6 @@
-"""Figures are what they say: what outputs answer, FLOPs per input, latencies with their spread, and whole seconds."""
+"""Figures are what they say: what outputs answer, FLOPs per input, latencies with their spread, and
+whole seconds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def batch(*inputs: Tensor, labels: Tensor | None = None) -> Batch:
     return Batch((inputs, {}), labels, inputs[0].shape[0])
 
 
-# ---- what outputs answer --------------------------------------------------------------------------
+# ---- what outputs answer -------------------------------------------------------------------------
 
 
 class Then(nn.Module):
@@ -67,34 +69,92 @@ language = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
 READINGS: dict[str, tuple[nn.Module, Tensor, int | None, str]] = {
     "classes": (nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), image, 1, "input"),
     "one column": (nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), image, None, ""),
-    "one number": (Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), lambda y: y[:, 0]), image, None, ""),
-    "pooled convolution": (nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()), image, 1, "input"),
+    "one number": (
+        Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), lambda y: y[:, 0]),
+        image,
+        None,
+        "",
+    ),
+    "pooled convolution": (
+        nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        image,
+        1,
+        "input",
+    ),
     "mean of a convolution": (Then(conv, lambda y: y.mean((2, 3))), image, 1, "input"),
-    "segmenter": (nn.Sequential(conv, nn.Upsample(scale_factor=2), nn.Softmax(1)), image, 1, "pixel"),
-    "segmenter in a dict": (Then(conv, lambda y: {"mask": y.argmax(1), "out": y}), image, 1, "pixel"),
-    "segmenter, classes last": (Then(conv, lambda y: y.permute(0, 2, 3, 1).log_softmax(-1)), image, 3, "pixel"),
+    "segmenter": (
+        nn.Sequential(conv, nn.Upsample(scale_factor=2), nn.Softmax(1)),
+        image,
+        1,
+        "pixel",
+    ),
+    "segmenter in a dict": (
+        Then(conv, lambda y: {"mask": y.argmax(1), "out": y}),
+        image,
+        1,
+        "pixel",
+    ),
+    "segmenter, classes last": (
+        Then(conv, lambda y: y.permute(0, 2, 3, 1).log_softmax(-1)),
+        image,
+        3,
+        "pixel",
+    ),
     "linear on pixels": (Then(nn.Linear(8, 6), lambda y: y.permute(0, 3, 1, 2)), image, 1, "pixel"),
     "denoiser": (Residual(nn.Conv2d(3, 3, 3, padding=1)), image, None, ""),
     "autoencoder": (nn.Conv2d(3, 3, 3, padding=1), image, None, ""),
-    "autoencoder of rows": (nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6)), torch.randn(3, 6), None, ""),
-    "super-resolution": (nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2)), image, None, ""),
+    "autoencoder of rows": (
+        nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6)),
+        torch.randn(3, 6),
+        None,
+        "",
+    ),
+    "super-resolution": (
+        nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.PixelShuffle(2)),
+        image,
+        None,
+        "",
+    ),
     "tokens": (language, tokens, 2, "token"),
     "tokens in one row": (Then(language, lambda y: y.flatten(0, 1)), tokens, 1, "token"),
     "classes of a series": (nn.Linear(5, 4), series, 2, "token"),
     "classes of a signal": (nn.Conv1d(5, 4, 3), signal, 1, "position"),
-    "features": (nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16), nn.LayerNorm(16)), tokens, None, ""),
-    "embedding": (nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16)), image, None, ""),
+    "features": (
+        nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 16), nn.LayerNorm(16)),
+        tokens,
+        None,
+        "",
+    ),
+    "embedding": (
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16)),
+        image,
+        None,
+        "",
+    ),
     "direction": (
-        Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 16)), nn.functional.normalize), image, None, "",
+        Then(nn.Sequential(nn.Flatten(), nn.Linear(192, 16)), nn.functional.normalize),
+        image,
+        None,
+        "",
     ),
     "root mean square": (
-        nn.Sequential(nn.Embedding(11, 8), Then(nn.Linear(8, 8), lambda y: y * y.square().mean(-1, True).rsqrt())),
-        tokens, None, "",
+        nn.Sequential(
+            nn.Embedding(11, 8),
+            Then(nn.Linear(8, 8), lambda y: y * y.square().mean(-1, True).rsqrt()),
+        ),
+        tokens,
+        None,
+        "",
     ),
-    "shares": (Then(nn.Linear(5, 4), lambda y: y.exp() / y.exp().sum(-1, True)), series, 2, "token"),
+    "shares": (
+        Then(nn.Linear(5, 4), lambda y: y.exp() / y.exp().sum(-1, True)),
+        series,
+        2,
+        "token",
+    ),
     "gated": (Then(conv, lambda y: y * y.mean((2, 3), True).sigmoid()), image, 1, "pixel"),
     "tanh": (nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh()), image, None, ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", READINGS)
@@ -102,7 +162,9 @@ def test_what_an_output_answers(name: str) -> None:
     model, x, dim, kind = READINGS[name]
     program = record(model, ((x,), {}))
     with torch.no_grad():
-        output = program.call(((x,), {}), dict(model.named_parameters()))[program.outputs.index(program.answer)]
+        output = program.call(((x,), {}), dict(model.named_parameters()))[
+            program.outputs.index(program.answer)
+        ]
     reading = read(output, batch(x), program)
     assert (reading.dim, reading.kind) == (dim, kind)
 
@@ -117,13 +179,14 @@ def test_labels_decide_what_an_output_answers() -> None:
     assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 5, (4, 9)))).dim == 2
 
 
-# ---- comparisons ----------------------------------------------------------------------------------
+# ---- comparisons ---------------------------------------------------------------------------------
 
 
 def test_pixels_are_compared_over_their_classes() -> None:
     x, a = torch.randn(2, 1, 4, 6), torch.randn(2, 5, 4, 6)
     b = a.clone()
-    b[0, :, 1, 2] = b[0, :, 1, 2].roll(1)  # one pixel has another class; along the width, up to five answers change
+    # one pixel has another class; along the width, up to five answers change
+    b[0, :, 1, 2] = b[0, :, 1, 2].roll(1)
     labels = a.argmax(1)
     labels[1, 0, :3] = -100
     labels[1, 3, 3] = (labels[1, 3, 3] + 1) % 5
@@ -131,7 +194,9 @@ def test_pixels_are_compared_over_their_classes() -> None:
     assert (seen.inputs, seen.answers, seen.kind) == (2, 48, "pixel")
     assert seen.agreement == 47 / 48
     assert seen.accuracy == (44 / 45, 43 / 45)
-    assert seen.output_change == pytest.approx(float((a - b).square().sum() / a.square().sum()), rel=1e-6)
+    assert seen.output_change == pytest.approx(
+        float((a - b).square().sum() / a.square().sum()), rel=1e-6
+    )
 
 
 def test_tokens_are_compared_one_by_one() -> None:
@@ -172,7 +237,7 @@ def test_accuracy_needs_labels_for_every_batch() -> None:
     assert compare([a], [-a], [batch(x, labels=labels)]).accuracy == (1.0, 0.0)
 
 
-# ---- the report -----------------------------------------------------------------------------------
+# ---- the report ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +249,21 @@ def segmented() -> Report:
 
 def test_report_on_fitted_inputs_says_so(segmented: Report) -> None:
     assert segmented.held_out is None
-    assert (segmented.fitted.inputs, segmented.fitted.answers, segmented.fitted.kind) == (20, 720, "pixel")
+    assert (segmented.fitted.inputs, segmented.fitted.answers, segmented.fitted.kind) == (
+        20,
+        720,
+        "pixel",
+    )
     assert segmented.agreement == segmented.fitted.agreement < 1
     text, page = " ".join(str(segmented).split()), segmented.to_html()
     assert (
-        f"same answer for {segmented.agreement:.2%} of pixels, on the calibration data itself, which flatters" in text
+        f"same answer for {segmented.agreement:.2%} of pixels, on the calibration data itself, which flatters"
+        in text
     )
-    assert f"<b>{segmented.agreement:.1%}</b><span>of pixels: same answer as before, on the calibration data" in page
+    assert (
+        f"<b>{segmented.agreement:.1%}</b><span>of pixels: same answer as before, on the calibration data"
+        in page
+    )
 
 
 def test_report_on_held_out_inputs_shows_both(segmented: Report) -> None:
@@ -198,7 +271,10 @@ def test_report_on_held_out_inputs_shows_both(segmented: Report) -> None:
     assert (report.agreement, report.output_change) == (0.813, 0.04)
     text, page = " ".join(str(report).split()), report.to_html()
     fitted = report.fitted
-    assert f"81.30% of pixels, on 7 held-out inputs; on fitted inputs: same answer for {fitted.agreement:.2%}" in text
+    assert (
+        f"81.30% of pixels, on 7 held-out inputs; on fitted inputs: same answer for {fitted.agreement:.2%}"
+        in text
+    )
     assert "flatters" not in text + page
     assert f"on 7 held-out inputs; on fitted inputs: {fitted.agreement:.1%}" in page
     again = Report.from_json(report.to_json())
@@ -219,7 +295,7 @@ def test_report_of_numbers_has_an_error() -> None:
     assert math.isnan(Report.from_json(report.to_json()).agreement)
 
 
-# ---- FLOPs ----------------------------------------------------------------------------------------
+# ---- FLOPs ---------------------------------------------------------------------------------------
 
 
 class First(nn.Module):
@@ -236,7 +312,11 @@ class First(nn.Module):
 
 RECURRENT: dict[str, tuple[Any, int, tuple[int, ...]]] = {
     "lstm": (lambda: nn.LSTM(5, 7, batch_first=True), 7, (2, 6, 4)),
-    "deep lstm, both directions": (lambda: nn.LSTM(5, 7, num_layers=3, bidirectional=True), 14, (2, 6, 4)),
+    "deep lstm, both directions": (
+        lambda: nn.LSTM(5, 7, num_layers=3, bidirectional=True),
+        14,
+        (2, 6, 4),
+    ),
     "gru": (lambda: nn.GRU(5, 7, num_layers=2, batch_first=True), 7, (2, 6, 4)),
     "rnn": (lambda: nn.RNN(5, 7, bidirectional=True), 14, (2, 6, 4)),
     "lstm cell": (lambda: nn.LSTMCell(5, 7), 7, (2, 4)),
@@ -268,7 +348,9 @@ def test_projections_and_packed_sequences_are_counted() -> None:
 
 
 def test_flops_are_for_one_input_everywhere() -> None:
-    """Whatever the batches are: in the table, in the forecast, in the report and in the budget's message."""
+    """Whatever the batches are: in the table, in the forecast, in the report and in the budget's
+    message.
+    """
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)), torch.randn(24, 6)
     whole = 2 * (6 * 10 + 10 * 4)
@@ -284,18 +366,27 @@ def test_flops_are_for_one_input_everywhere() -> None:
     assert f"{whole} FLOPs per input" in str(table)
 
 
-# ---- budgets by answers ---------------------------------------------------------------------------
+# ---- budgets by answers --------------------------------------------------------------------------
 
 
 def test_budgets_by_agreement_count_pixels() -> None:
-    """Pruned alone to k channels, the curve is the agreement of pixels that the report of that model has."""
+    """Pruned alone to k channels, the curve is the agreement of pixels that the report of that
+    model has.
+    """
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1)), torch.randn(30, 3, 6, 4)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1)),
+        torch.randn(30, 3, 6, 4),
+    )
     calibration = Calibration.of(model, batches(x, model))
     groups, method = calibration.structure.inner(), find_method("layer-in-change")
-    found = accuracy_curves(calibration, calibration, groups, method, labels=False, fractions=(0.25, 0.5, 1.0))
+    found = accuracy_curves(
+        calibration, calibration, groups, method, labels=False, fractions=(0.25, 0.5, 1.0)
+    )
     for k, value in zip(found["0"].counts, found["0"].values, strict=True):
-        report = subprune.prune(model, x, budgets={"0": k}, method="layer-in-change", **QUIET).report
+        report = subprune.prune(
+            model, x, budgets={"0": k}, method="layer-in-change", **QUIET
+        ).report
         assert value == pytest.approx(report.agreement, abs=1.01 / 720)
     labels = torch.randint(0, 5, (30, 6, 4))
     labels[:, 0] = -100
@@ -313,24 +404,39 @@ def test_budgets_by_answers_are_refused_for_numbers() -> None:
         subprune.prune(model, x, compression=2, allocate="equal-agreement", **QUIET)
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     wrong = [{"input": x, "labels": torch.zeros(40, 2, dtype=torch.int64)}]
-    with pytest.raises(DataError, match=r"of shape \(40,\); verify_data has labels of shape \(40, 2\)"):
-        subprune.prune(model, x, compression=2, allocate="equal-accuracy", verify_data=wrong, **QUIET)
+    with pytest.raises(
+        DataError, match=r"of shape \(40,\); verify_data has labels of shape \(40, 2\)"
+    ):
+        subprune.prune(
+            model, x, compression=2, allocate="equal-accuracy", verify_data=wrong, **QUIET
+        )
 
 
-# ---- latency --------------------------------------------------------------------------------------
+# ---- latency -------------------------------------------------------------------------------------
 
 
-def timed(report: Report, before: tuple[float, float, float], after: tuple[float, float, float]) -> Report:
+def timed(
+    report: Report, before: tuple[float, float, float], after: tuple[float, float, float]
+) -> Report:
     """The report with these medians and quartiles, in milliseconds."""
-    medians, spreads = zip(*((m / 1e3, (low / 1e3, high / 1e3)) for low, m, high in (before, after)), strict=True)
+    medians, spreads = zip(
+        *((m / 1e3, (low / 1e3, high / 1e3)) for low, m, high in (before, after)), strict=True
+    )
     return replace(
-        report, latency=medians, latency_spread=spreads, latency_inputs=1, latency_calls=20, latency_threads=2
+        report,
+        latency=medians,
+        latency_spread=spreads,
+        latency_inputs=1,
+        latency_calls=20,
+        latency_threads=2,
     )
 
 
 def test_latency_has_a_spread_and_a_basis(segmented: Report) -> None:
     report = timed(segmented, (3.9, 4.0, 4.2), (1.9, 2.0, 2.1))
-    said = "2.00× faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads, median of 20 calls"
+    said = (
+        "2.00× faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads, median of 20 calls"
+    )
     assert said in " ".join(str(report).split())
     assert "faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads" in report.to_html()
     again = Report.from_json(report.to_json())
@@ -340,7 +446,9 @@ def test_latency_has_a_spread_and_a_basis(segmented: Report) -> None:
 
 
 @pytest.mark.parametrize("after", [(2.5, 3.0, 3.95), (3.0, 4.1, 5.0), (4.1, 6.0, 7.0)])
-def test_no_verdict_where_the_spreads_overlap(segmented: Report, after: tuple[float, float, float]) -> None:
+def test_no_verdict_where_the_spreads_overlap(
+    segmented: Report, after: tuple[float, float, float]
+) -> None:
     report = timed(segmented, (3.9, 4.0, 4.2), after)
     text, page = str(report), report.to_html()
     assert "no measurable difference: 4 ms (3.9–4.2) → " in " ".join(text.split())
@@ -350,20 +458,36 @@ def test_no_verdict_where_the_spreads_overlap(segmented: Report, after: tuple[fl
 
 def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
     target, dense = LatencyTarget("50%"), Latency(10.0, 9.0, 11.0, 40)
-    assert target.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith("target met: latency='50%' allows")
+    assert target.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith(
+        "target met: latency='50%' allows"
+    )
     assert target.verdict(dense, Latency(6.0, 5.6, 6.1, 40)).startswith("target missed: ")
-    for small in (Latency(4.9, 4.0, 5.1, 40), Latency(5.1, 5.0, 5.2, 40), Latency(4.0, 3.0, 4.6, 40)):
+    for small in (
+        Latency(4.9, 4.0, 5.1, 40),
+        Latency(5.1, 5.0, 5.2, 40),
+        Latency(4.0, 3.0, 4.6, 40),
+    ):
         assert target.verdict(dense, small).startswith("target within the noise: ")
-    assert LatencyTarget(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
+    assert (
+        LatencyTarget(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
+    )
 
 
-# ---- seconds and progress -------------------------------------------------------------------------
+# ---- seconds and progress ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def deep() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)]
+    layers = [
+        nn.Linear(6, 16),
+        nn.ReLU(),
+        nn.Linear(16, 12),
+        nn.ReLU(),
+        nn.Linear(12, 9),
+        nn.ReLU(),
+        nn.Linear(9, 4),
+    ]
     return nn.Sequential(*layers), torch.randn(60, 6)
 
 
@@ -392,7 +516,14 @@ def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> Non
     waited = time.perf_counter() - started
     assert report.seconds == pytest.approx(waited, rel=0.02, abs=0.02)
     assert sum(report.parts.values()) == pytest.approx(report.seconds, rel=0.01)
-    assert set(report.parts) == {"reading data", "structure", "budgets", "pruning", "check", "measuring"}
+    assert set(report.parts) == {
+        "reading data",
+        "structure",
+        "budgets",
+        "pruning",
+        "check",
+        "measuring",
+    }
     assert report.parts["reading data"] >= 0.3
     assert f"time: {report.seconds:.2f} s: reading data" in str(report)
     shown = f"reading data {report.parts['reading data']:.2f}"
@@ -409,14 +540,21 @@ PROGRESS: dict[str, dict[str, Any]] = {
     "agreement": {"compression": 2, "allocate": "equal-agreement"},
     "one ranking": {"compression": 2, "allocate": "score", "method": "weight-norm"},
     "latency": {"latency": 1e4},
-    "latency, many looks": {"latency": 1e4, "allocate": "score", "method": "weight-norm", "round_to": 1},
+    "latency, many looks": {
+        "latency": 1e4,
+        "allocate": "score",
+        "method": "weight-norm",
+        "round_to": 1,
+    },
     "forecast": {"compression": 2, "dry_run": True},
     "verified": {"keep": 0.5, "verify_data": torch.randn(9, 6)},
 }
 
 
 @pytest.mark.parametrize("name", PROGRESS)
-def test_progress_is_never_beyond_its_end_and_complete_at_it(deep: tuple[nn.Module, Tensor], name: str) -> None:
+def test_progress_is_never_beyond_its_end_and_complete_at_it(
+    deep: tuple[nn.Module, Tensor], name: str
+) -> None:
     steps: list[Step] = []
     subprune.prune(*deep, progress=steps.append, **PROGRESS[name])
     done = [s.done for s in steps]
@@ -431,11 +569,17 @@ def test_progress_is_never_beyond_its_end_and_complete_at_it(deep: tuple[nn.Modu
     assert len({s.total for s in steps[len(setup) :]}) == 1  # the groups are known by then
     if "dry_run" not in PROGRESS[name]:
         accuracy = ["accuracy on the verification data"] if more else []
-        end = ["cutting and checking", "comparing outputs", *accuracy, "counting and timing", "done"]
+        end = [
+            "cutting and checking",
+            "comparing outputs",
+            *accuracy,
+            "counting and timing",
+            "done",
+        ]
         assert texts[-len(end) :] == end
 
 
-# ---- guarantees -----------------------------------------------------------------------------------
+# ---- guarantees ----------------------------------------------------------------------------------
 
 METHODS = ("layer-in-change", "seq-in-change", "asym-in-change")
 
@@ -444,15 +588,24 @@ METHODS = ("layer-in-change", "seq-in-change", "asym-in-change")
 def pictures() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Conv2d(6, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 12),
-        nn.ReLU(), nn.Linear(12, 4),
-    )  # fmt: skip
+        nn.Conv2d(1, 6, 3),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 12),
+        nn.ReLU(),
+        nn.Linear(12, 4),
+    )
     return model, torch.randn(200, 1, 8, 8)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("patches", ["all", "random"])
-def test_guarantees_are_about_the_selection_made(pictures: tuple[nn.Module, Tensor], method: str, patches: str) -> None:
+def test_guarantees_are_about_the_selection_made(
+    pictures: tuple[nn.Module, Tensor], method: str, patches: str
+) -> None:
     result = subprune.prune(*pictures, keep=0.5, method=method, patches=patches, seed=3, **QUIET)
     counts, form = result.plan.counts, find_method(method).form
     same = {"form": form, "budgets": counts, "seed": 3, "patches": patches, "progress": False}

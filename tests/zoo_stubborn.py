@@ -1,4 +1,6 @@
-"""Networks whose own code resists a cut: each works with other widths, or is refused by name, within seconds."""
+"""Networks whose own code resists a cut: each works with other widths, or is refused by name,
+within seconds.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,11 @@ class Multiple(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 12, 3), nn.Linear(12, 5)
+        self.conv1, self.conv2, self.fc = (
+            nn.Conv2d(3, 32, 3),
+            nn.Conv2d(32, 12, 3),
+            nn.Linear(12, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.conv1(x))
@@ -57,7 +63,9 @@ class Multiple(nn.Module):
 
 
 class Together(nn.Module):
-    """Two widths that the code wants equal: either can be cut, both cannot (they are cut to different numbers)."""
+    """Two widths that the code wants equal: either can be cut, both cannot (they are cut to
+    different numbers).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +80,9 @@ class Together(nn.Module):
 
 
 class Wide(nn.Module):
-    """Runs with three quarters of the units, but not with half of them: known only once the widths are."""
+    """Runs with three quarters of the units, but not with half of them: known only once the widths
+    are.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +129,10 @@ def rows(n: int) -> Callable[[], Tensor]:
 
 STUBBORN: dict[str, Stubborn] = {
     "two-splits": Stubborn(
-        TwoSplits, image, ("conv1", "conv2", "hidden"), {"conv1": "split_with_sizes", "conv2": "split_with_sizes"}
+        TwoSplits,
+        image,
+        ("conv1", "conv2", "hidden"),
+        {"conv1": "split_with_sizes", "conv2": "split_with_sizes"},
     ),
     "multiple": Stubborn(Multiple, image, ("conv1", "conv2"), {}, {"conv1": 4}),
     "together": Stubborn(Together, rows(6), ("left", "right"), {"right": "must have 16 units"}),

@@ -1,8 +1,10 @@
-"""Budgets by equal accuracy (Kuzmin et al. 2019): every layer may cost the same drop when pruned alone.
+"""Budgets by equal accuracy (Kuzmin et al. 2019): every layer may cost the same drop when pruned
+alone.
 
-For each group the accuracy P(k) with only that group pruned to k units is measured on a verification set, at
-fixed fractions. Only what lies after the group's consumers is run again, on values kept from one dense pass.
-Without labels, accuracy is replaced by agreement with the dense model's own predictions.
+For each group the accuracy P(k) with only that group pruned to k units is measured on a
+verification set, at fixed fractions. Only what lies after the group's consumers is run again, on
+values kept from one dense pass. Without labels, accuracy is replaced by agreement with the dense
+model's own predictions.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def _curve(
     reweight: bool,
     fractions: Sequence[float],
 ) -> AccuracyCurve:
-    """One group: rank once, then switch to each number of units and finish the verification run from there.
+    """One group: rank once, then switch to each number of units and finish the verification run
+    from there.
 
     `whole` is the share with all units, which needs no run.
     """
@@ -154,18 +157,22 @@ def equal_accuracy(
     rounding: Rounding,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
-    """The highest common accuracy that meets the target; what is left goes to the largest fraction first.
+    """The highest common accuracy that meets the target; what is left goes to the largest fraction
+    first.
 
-    Each group takes the smallest measured number of units that reaches the accuracy: in the paper, budgets come from a
-    fixed set of fractions, and the line between two measured points decides nothing. A small group's fraction may be
-    well above its share of units (1 of 6 units stands for the fraction 0.2), and counts when the rest is handed out.
+    Each group takes the smallest measured number of units that reaches the accuracy: in the paper,
+    budgets come from a fixed set of fractions, and the line between two measured points decides
+    nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
+    the fraction 0.2), and counts when the rest is handed out.
     """
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}
     levels = np.unique(np.concatenate(list(smooth.values())))
 
     def at(level: float) -> Counts:
-        first = {name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()}
+        first = {
+            name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()
+        }
         return {g.name: rounding.of(g).up(steps[g.name][first[g.name]], g.n_units) for g in groups}
 
     counts = largest([0.0, *levels.tolist()], at, cost, target)

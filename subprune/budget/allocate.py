@@ -86,11 +86,15 @@ class Demand:
     def check(self) -> None:
         """Refuse a target that no budget meets, before anything is computed."""
         if self.budgets is None and self.keep is None:
-            self.target.check(self.cost, {g.name: self.rounding.of(g).least(g.n_units) for g in self.groups})
+            self.target.check(
+                self.cost, {g.name: self.rounding.of(g).least(g.n_units) for g in self.groups}
+            )
 
     def steps(self, rule: str, latency: object = None) -> int:
         """How many steps of progress the rule takes: one look at every group, where it needs any."""
-        looks = rule != "uniform" and self.budgets is None and (self.keep is None or rule == "score")
+        looks = (
+            rule != "uniform" and self.budgets is None and (self.keep is None or rule == "score")
+        )
         return (len(self.groups) if looks else 0) + (0 if latency is None else LATENCY_STEPS)
 
     @property
@@ -113,7 +117,9 @@ def rule(name: str) -> Callable[[Callable[[Demand], Counts]], Callable[[Demand],
 
 
 def allocate(demand: Demand, name: str) -> Counts:
-    """Units to keep in every group: explicit budgets, a fraction of each group, or by the rule of that name."""
+    """Units to keep in every group: explicit budgets, a fraction of each group, or by the rule of
+    that name.
+    """
     if demand.budgets is not None:
         return explicit(demand.groups, demand.budgets, demand.rounding)
     if demand.keep is not None and name != "score":
@@ -147,7 +153,9 @@ def _balanced(d: Demand) -> Counts:
 
 @rule("score")
 def _score(d: Demand) -> Counts:
-    """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm, random."""
+    """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm,
+    random.
+    """
     scores = comparable_scores(d.calibration, d.groups, d.method, **d.looks)
     if d.keep is not None:
         return top_fraction(d.groups, scores, d.keep, d.rounding)
@@ -169,7 +177,9 @@ def _equal_accuracy(d: Demand) -> Counts:
 
 @rule("equal-agreement")
 def _equal_agreement(d: Demand) -> Counts:
-    """The same drop in agreement with the dense model for every layer pruned alone; needs no labels."""
+    """The same drop in agreement with the dense model for every layer pruned alone; needs no
+    labels.
+    """
     return _by_accuracy(d, labels=False)
 
 
@@ -178,10 +188,23 @@ def _by_accuracy(d: Demand, labels: bool) -> Counts:
     cache = None
     if d.cache is not None:
         plain = {k: v for k, v in d.choices.items() if k != "train_data"}
-        key = (d.method.name, d.reweight, labels, [g.name for g in d.groups], sorted(plain.items(), key=str))
+        key = (
+            d.method.name,
+            d.reweight,
+            labels,
+            [g.name for g in d.groups],
+            sorted(plain.items(), key=str),
+        )
         pool = d.choices.get("train_data")
         cache = Cache(d.cache, *key, d.calibration, verification, *([] if pool is None else [pool]))
     found = accuracy_curves(
-        d.calibration, verification, d.groups, d.method, reweight=d.reweight, labels=labels, cache=cache, **d.looks
+        d.calibration,
+        verification,
+        d.groups,
+        d.method,
+        reweight=d.reweight,
+        labels=labels,
+        cache=cache,
+        **d.looks,
     )
     return equal_accuracy(d.groups, found, d.cost, d.target, d.rounding)

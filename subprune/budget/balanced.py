@@ -1,9 +1,10 @@
 """Budgets between two extremes: the smallest sum of errors, and the same fraction everywhere.
 
-Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a language model's
-massive activations), a handful of units explains nearly all of it, and the smallest sum of errors strips the layer of
-everything else it does. Hence three precautions. The curves are those of typical rows: none counts with more than a few
-times the median energy. Widths are the geometric mean of those with the smallest sum of errors and of equal
+Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a
+language model's massive activations), a handful of units explains nearly all of it, and the
+smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
+curves are those of typical rows: none counts with more than a few times the median energy. Widths
+are the geometric mean of those with the smallest sum of errors and of equal
 fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
 groups of few large units (three heads) are not the first to lose one.
 """
@@ -58,11 +59,16 @@ def by_balance(
     return fill(counts, groups, cost, target, rounding, lambda g, k: float(errors[g.name][k]))
 
 
-def even_share(groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding) -> Counts:
+def even_share(
+    groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding
+) -> Counts:
     """The largest common fraction that meets the target, in every group rounded up."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units) for g in groups}
+        return {
+            g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units)
+            for g in groups
+        }
 
     return largest(levels, at, cost, target)

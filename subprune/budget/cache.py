@@ -56,9 +56,13 @@ class Cache:
             return {}
         try:
             content = json.loads(self.path.read_text())
-            return {str(name): (tuple(entry[0]), tuple(entry[1])) for name, entry in content.items()}
+            return {
+                str(name): (tuple(entry[0]), tuple(entry[1])) for name, entry in content.items()
+            }
         except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise DataError(f"the cache file {self.path.name} is damaged ({error}); delete it and run again") from error
+            raise DataError(
+                f"the cache file {self.path.name} is damaged ({error}); delete it and run again"
+            ) from error
 
     def write(self, name: str, entry: Any) -> None:
         content = {**self.read(), name: entry}

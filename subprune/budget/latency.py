@@ -1,8 +1,10 @@
-"""Budgets for a measured latency: the largest model, by FLOPs, whose calls take no longer than asked.
+"""Budgets for a measured latency: the largest model, by FLOPs, whose calls take no longer than
+asked.
 
-Latency depends on widths only, not on which units stay, so candidates are cut without any statistics and
-timed beside the dense model; the budget rule shares out each candidate's FLOPs from the same error curves.
-The winner is timed once more, longer: of many candidates the best is often one that was lucky.
+Latency depends on widths only, not on which units stay, so candidates are cut without any
+statistics and timed beside the dense model; the budget rule shares out each candidate's FLOPs from
+the same error curves. The winner is timed once more, longer: of many candidates the best is often
+one that was lucky.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once mor
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
 _REPEATS, _CONFIRM_REPEATS, _SECONDS = 20, 40, 3.0
 
-Timer = Callable[[Counts, int], tuple[float, float]]  # seconds of the dense and of the cut model, side by side
+# seconds of the dense and of the cut model, side by side
+Timer = Callable[[Counts, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class LatencyTarget:
 
 
 def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
-    """Search the share of FLOPs that meets the latency; `asked` is a share or milliseconds for the first batch."""
+    """Search the share of FLOPs that meets the latency; `asked` is a share or milliseconds for the
+    first batch.
+    """
     with _remembering(demand, name) as remembering:
         return _search(remembering, name, LatencyTarget(asked), _timer(demand))
 
@@ -126,7 +131,10 @@ def _timer(demand: Demand) -> Timer:
     dense = demand.calibration.model
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
-        keeps = [((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k))) for n, k in counts.items()]
+        keeps = [
+            ((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k)))
+            for n, k in counts.items()
+        ]
         for eager in (False, True):
             small: nn.Module = duplicate(dense)
             cut_in_place(small, keeps, structure.program, eager=eager)

@@ -15,7 +15,9 @@ from subprune.structure.cost import CostModel
 __all__ = ["by_error", "equal_fractions", "explicit", "fraction", "missed"]
 
 
-def explicit(groups: Sequence[Group], budgets: Mapping[str, int], rounding: Rounding | None = None) -> Counts:
+def explicit(
+    groups: Sequence[Group], budgets: Mapping[str, int], rounding: Rounding | None = None
+) -> Counts:
     """Checked ``{group: k}``; groups that are not named stay whole."""
     known = {g.name: g for g in groups}
     for name, k in budgets.items():
@@ -50,18 +52,28 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
-        own = f", and the model's own code takes multiples of {multiple} only" if multiple > rounding.to else ""
+        own = (
+            f", and the model's own code takes multiples of {multiple} only"
+            if multiple > rounding.to
+            else ""
+        )
         raise BudgetError(
             f"keep={keep:g} cannot be reached with round_to={rounding.to}{own}: the widest group has {widest} units, "
             f"so all would stay whole; give a round_to below {widest}"
         )
 
 
-def missed(keep: float, units: Mapping[str, int], counts: Mapping[str, int], together: bool = False) -> str:
-    """In words, where more than the fraction stays (of all units `together`: a global ranking); empty if nowhere."""
+def missed(
+    keep: float, units: Mapping[str, int], counts: Mapping[str, int], together: bool = False
+) -> str:
+    """In words, where more than the fraction stays (of all units `together`: a global ranking);
+    empty if nowhere.
+    """
     if together:
         units, counts = {"all groups": sum(units.values())}, {"all groups": sum(counts.values())}
-    over = [f"{k} of {units[n]} units in {n}" for n, k in counts.items() if k > keep * units[n] + 1e-9]
+    over = [
+        f"{k} of {units[n]} units in {n}" for n, k in counts.items() if k > keep * units[n] + 1e-9
+    ]
     if not over:
         return ""
     more = f" and {len(over) - 5} more" if len(over) > 5 else ""
@@ -71,7 +83,9 @@ def missed(keep: float, units: Mapping[str, int], counts: Mapping[str, int], tog
     )
 
 
-def equal_fractions(groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding) -> Counts:
+def equal_fractions(
+    groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding
+) -> Counts:
     """The largest common fraction that meets the target; then single units, narrowest group first."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
@@ -98,7 +112,9 @@ def by_error(
         for g in groups:
             curve = errors[g.name]
             enough = np.flatnonzero(curve <= level)
-            counts[g.name] = rounding.of(g).up(int(enough[0]) if enough.size else g.n_units, g.n_units)
+            counts[g.name] = rounding.of(g).up(
+                int(enough[0]) if enough.size else g.n_units, g.n_units
+            )
         return counts
 
     counts = largest([float("inf"), *levels.tolist()], at, cost, target)
@@ -114,8 +130,9 @@ def by_knapsack(
 ) -> Counts:
     """The smallest sum of relative input changes that the target allows.
 
-    Starts from the whole model and goes down the convex hulls of the error curves: always the step that adds
-    least error for what it saves, with savings counted anew, since they depend on the neighbours' widths.
+    Starts from the whole model and goes down the convex hulls of the error curves: always the step
+    that adds least error for what it saves, with savings counted anew, since they depend on the
+    neighbours' widths.
     """
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
     hulls = {g.name: _hull(errors[g.name], rounding.of(g)) for g in groups}
@@ -136,7 +153,9 @@ def by_knapsack(
 
 
 def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tuple[int, float]]:
-    """Vertices (k, error) of the lower convex hull of a curve, from the smallest width to the full one."""
+    """Vertices (k, error) of the lower convex hull of a curve, from the smallest width to the full
+    one.
+    """
     n = len(errors) - 1
     step = max(1, n // points)
     allowed = sorted({rounding.up(k, n) for k in range(1, n + 1, step)} | {n})

@@ -24,14 +24,19 @@ def by_sampling(
     rounding: Rounding,
     delta: float = DELTA,
 ) -> Counts:
-    """As many units as the samples for one common error are expected to hit; the least error that fits."""
+    """As many units as the samples for one common error are expected to hit; the least error that
+    fits.
+    """
 
     def expected(group: Group, level: float) -> float:
         own = sensitivities[group.name]
         return distinct(own.probabilities, own.draws(10**level, delta))
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.of(g).down(math.ceil(expected(g, level) - 1e-9), g.n_units) for g in groups}
+        return {
+            g.name: rounding.of(g).down(math.ceil(expected(g, level) - 1e-9), g.n_units)
+            for g in groups
+        }
 
     low, high = _RANGE  # the largest model and the smallest
     target.check(cost, at(high))
@@ -40,4 +45,6 @@ def by_sampling(
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if target.fits(cost, at(middle)) else (middle, high)
-    return fill(at(high), groups, cost, target, rounding, lambda g, k: (expected(g, low) - k) / g.n_units)
+    return fill(
+        at(high), groups, cost, target, rounding, lambda g, k: (expected(g, low) - k) / g.n_units
+    )

@@ -18,34 +18,48 @@ __all__ = ["by_score", "top_fraction"]
 
 
 def by_score(
-    groups: Sequence[Group], scores: Mapping[str, Tensor], cost: CostModel, target: Target, rounding: Rounding
+    groups: Sequence[Group],
+    scores: Mapping[str, Tensor],
+    cost: CostModel,
+    target: Target,
+    rounding: Rounding,
 ) -> Counts:
     """The units with the highest scores, as many as the target allows; at least one in every group."""
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
-    counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, target)
+    counts = largest(
+        [float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, target
+    )
     return fill(counts, groups, cost, target, rounding, lambda g, k: float(falling[g.name][k]))
 
 
-def top_fraction(groups: Sequence[Group], scores: Mapping[str, Tensor], keep: float, rounding: Rounding) -> Counts:
+def top_fraction(
+    groups: Sequence[Group], scores: Mapping[str, Tensor], keep: float, rounding: Rounding
+) -> Counts:
     """The top fraction of all units; at least one in every group."""
     check_fraction(keep, groups, rounding)
     total = sum(g.n_units for g in groups)
     return _cut(groups, scores, rounding)(float(int(keep * total + 1e-9)))
 
 
-def _falling(groups: Sequence[Group], scores: Mapping[str, Tensor]) -> dict[str, NDArray[np.float64]]:
+def _falling(
+    groups: Sequence[Group], scores: Mapping[str, Tensor]
+) -> dict[str, NDArray[np.float64]]:
     """Scores of each group from high to low."""
     found = {}
     for g in groups:
         own = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
         if own.shape != (g.n_units,) or not np.isfinite(own).all():
-            raise DataError(f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}")
+            raise DataError(
+                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}"
+            )
         found[g.name] = np.sort(own)[::-1]
     return found
 
 
-def _cut(groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Rounding) -> Callable[[float], Counts]:
+def _cut(
+    groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Rounding
+) -> Callable[[float], Counts]:
     """Counts of each group among the top t units; equal scores go to the earlier group."""
     falling = _falling(groups, scores)
     owner = np.repeat(np.arange(len(groups)), [g.n_units for g in groups])
@@ -54,6 +68,9 @@ def _cut(groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Roundi
 
     def at(t: float) -> Counts:
         taken = np.bincount(ranked[: int(t)], minlength=len(groups))
-        return {g.name: rounding.of(g).down(int(k), g.n_units) for g, k in zip(groups, taken, strict=True)}
+        return {
+            g.name: rounding.of(g).down(int(k), g.n_units)
+            for g, k in zip(groups, taken, strict=True)
+        }
 
     return at

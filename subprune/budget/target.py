@@ -17,17 +17,29 @@ Counts = dict[str, int]
 
 def amount(name: str, value: object, full: float) -> float:
     """What is asked for: ``"50%"`` of the full model's, or a number that stands for itself."""
-    share = value.strip().removesuffix("%") if isinstance(value, str) and value.strip().endswith("%") else None
+    share = (
+        value.strip().removesuffix("%")
+        if isinstance(value, str) and value.strip().endswith("%")
+        else None
+    )
     try:
         number = float(share if share is not None else value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, bool) or (isinstance(value, str) and share is None) or not 0 < number < math.inf:
-        raise BudgetError(f'{name} must be a positive number or a share such as "50%", got {value!r}')
+    if (
+        isinstance(value, bool)
+        or (isinstance(value, str) and share is None)
+        or not 0 < number < math.inf
+    ):
+        raise BudgetError(
+            f'{name} must be a positive number or a share such as "50%", got {value!r}'
+        )
     if share is None:
         return number
     if number > 100:
-        raise BudgetError(f'{name} must be a share of at most "100%" of the model\'s, got {value!r}')
+        raise BudgetError(
+            f'{name} must be a share of at most "100%" of the model\'s, got {value!r}'
+        )
     return number / 100 * full
 
 
@@ -48,7 +60,9 @@ class Target:
         return self.size(cost, counts) <= self.limit
 
     def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
-        """Refuse a target that even one unit per group does not meet, and name the nearest that can be."""
+        """Refuse a target that even one unit per group does not meet, and name the nearest that can
+        be.
+        """
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.limit:
             words = "params" if self.quantity == "params" else "FLOPs per input"
@@ -63,7 +77,8 @@ class Target:
 class Rounding:
     """The only rounding: numbers of units are multiples of `to`, at least one, at most all.
 
-    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding of one group.
+    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding
+    of one group.
     """
 
     to: int = 1
@@ -93,8 +108,12 @@ class Rounding:
         return min(n, -(-self.floor // self.to) * self.to)
 
 
-def largest(levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target) -> Counts:
-    """The counts of the last level that fits; levels are ordered from the smallest model to the largest."""
+def largest(
+    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target
+) -> Counts:
+    """The counts of the last level that fits; levels are ordered from the smallest model to the
+    largest.
+    """
     low, high = 0, len(levels) - 1
     target.check(cost, counts_at(levels[0]))
     while low < high:
@@ -114,7 +133,9 @@ def fill(
     rounding: Rounding,
     urgency: Callable[[Group, int], float],
 ) -> Counts:
-    """Add units, most urgent group first, until not one more fits: the largest model within the target."""
+    """Add units, most urgent group first, until not one more fits: the largest model within the
+    target.
+    """
     result = dict(counts)
     open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
     while open_:

@@ -60,7 +60,10 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show the traceback of an error; may be put after a command, too.")
+        bool,
+        typer.Option(
+            DEBUG, help="Show the traceback of an error; may be put after a command, too."
+        ),
     ] = False,
 ) -> None: ...
 
@@ -99,7 +102,10 @@ def _explain(error: Exception, args: list[str]) -> None:
         _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
-    _fail(f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above", 1)
+    _fail(
+        f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above",
+        1,
+    )
 
 
 def _fail(text: str, code: int) -> None:

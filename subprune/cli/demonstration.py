@@ -39,13 +39,20 @@ class Row:
         report = result.report
         kept = {g.name: (len(g.kept), g.units) for g in result.plan.groups}
         after = count_correct(result.model, test) / len(test)
-        return cls(asked, (before, after), report.parameters, report.flops, report.seconds, kept, file)
+        return cls(
+            asked, (before, after), report.parameters, report.flops, report.seconds, kept, file
+        )
 
 
 def run_demo(
-    output: Path, ratios: Sequence[float] = RATIOS, seed: int = 42, note: Callable[[str], None] = lambda text: None
+    output: Path,
+    ratios: Sequence[float] = RATIOS,
+    seed: int = 42,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
-    """Prune the shipped LeNet at every ratio with 512 unlabelled images; write models and report to `output`."""
+    """Prune the shipped LeNet at every ratio with 512 unlabelled images; write models and report to
+    `output`.
+    """
     model, _ = shipped_lenet()
     train, test = load("mnist-sample", "train"), load("mnist-sample", "test")
     data = [x for x, _ in calibration_batches(train, 512, seed)]
@@ -64,7 +71,10 @@ def run_demo(
 
 def table(rows: Sequence[Row]) -> Table:
     """For the terminal."""
-    result = Table(title="LeNet on MNIST, pruned with 512 unlabelled images, no fine-tuning", title_justify="left")
+    result = Table(
+        title="LeNet on MNIST, pruned with 512 unlabelled images, no fine-tuning",
+        title_justify="left",
+    )
     for name in ("c", "top-1", "parameters", "FLOPs", "seconds"):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("kept " + " ".join(rows[0].kept), no_wrap=True)
@@ -85,8 +95,14 @@ def markdown(rows: Sequence[Row]) -> str:
     head = ["c", "top-1 before", "top-1 after", "parameters", "FLOPs", "seconds", *rows[0].kept]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for r in rows:
-        cells = [f"{r.asked:g}", f"{r.accuracy[0]:.2%}", f"{r.accuracy[1]:.2%}", f"{r.parameters[1]:,}",
-                 f"{r.flops[0] / r.flops[1]:.1f}× fewer", f"{r.seconds:.2f}"]  # fmt: skip
+        cells = [
+            f"{r.asked:g}",
+            f"{r.accuracy[0]:.2%}",
+            f"{r.accuracy[1]:.2%}",
+            f"{r.parameters[1]:,}",
+            f"{r.flops[0] / r.flops[1]:.1f}× fewer",
+            f"{r.seconds:.2f}",
+        ]
         cells += [f"{k}/{n}" for k, n in r.kept.values()]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -10,11 +10,19 @@ __all__ = ["in_flags"]
 
 _FLAGS = {
     **{name: f"--{name}" for name in TARGETS},
-    **{name: f"--{name}" for name in ("method", "allocate", "epsilon", "patches", "batchnorm", "only", "ignore")},
+    **{
+        name: f"--{name}"
+        for name in ("method", "allocate", "epsilon", "patches", "batchnorm", "only", "ignore")
+    },
     **{name: f"--{name}" for name in ("reweight", "seed", "ridge", "folds")},
-    **{name: "--" + name.replace("_", "-") for name in ("train_data", "round_to", "n_samples", "data_dir")},
-    "budgets": "--budget", "verify_data": "--verify", "time_calls": "--time",
-}  # fmt: skip
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in ("train_data", "round_to", "n_samples", "data_dir")
+    },
+    "budgets": "--budget",
+    "verify_data": "--verify",
+    "time_calls": "--time",
+}
 _PHRASES = {
     "data_dir (--data-dir)": "--data-dir",
     " (or pass forward= to turn it into one)": "",
@@ -28,7 +36,9 @@ _QUOTES = "\"'"
 _VALUE = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w%]"""
 _BEFORE = r"(?<![\w'\"/.\[-])"  # not inside a path or a name that somebody gave
 _WITH_VALUE = re.compile(rf"{_BEFORE}({'|'.join(_FLAGS)})=({_VALUE})?")
-_ALONE = re.compile(rf"{_BEFORE}({'|'.join(name for name in _FLAGS if '_' in name)})\b(?!['\"/]|\.\w)")
+_ALONE = re.compile(
+    rf"{_BEFORE}({'|'.join(name for name in _FLAGS if '_' in name)})\b(?!['\"/]|\.\w)"
+)
 _BUDGET_OF = re.compile(rf"{_BEFORE}budgets\[('[^']*')\]")
 
 

@@ -25,14 +25,22 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=EXAMPLES)(methods)
 
 
-def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def methods(
+    json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
     """List the pruning methods and the budget rules."""
     if json:
         listed = [
-            {"name": name, "form": m.form, "needs_labels": m.needs_labels, "needs_train_data": m.needs_train_data,
-             "allocate": m.allocate, "what": m.summary}
+            {
+                "name": name,
+                "form": m.form,
+                "needs_labels": m.needs_labels,
+                "needs_train_data": m.needs_train_data,
+                "allocate": m.allocate,
+                "what": m.summary,
+            }
             for name, m in METHODS.items()
-        ]  # fmt: skip
+        ]
         print_json({"methods": listed, "allocate": list(RULES)})
         return
     table = Table("method", "statistics", "also needs", "what it does")

@@ -52,14 +52,24 @@ def prune(
     weights: o.Weights = None,
     compression: Annotated[float | None, _target("Parameters before / after.")] = None,
     speedup: Annotated[float | None, _target("FLOPs before / after.")] = None,
-    params: Annotated[str | None, _target("Parameters left: a number, or a share such as 50%.")] = None,
-    flops: Annotated[str | None, _target("FLOPs left for one input: a number, or a share such as 50%.")] = None,
-    latency: Annotated[str | None, _target("Milliseconds a call may take, or a share such as 60%; measured.")] = None,
+    params: Annotated[
+        str | None, _target("Parameters left: a number, or a share such as 50%.")
+    ] = None,
+    flops: Annotated[
+        str | None, _target("FLOPs left for one input: a number, or a share such as 50%.")
+    ] = None,
+    latency: Annotated[
+        str | None, _target("Milliseconds a call may take, or a share such as 60%; measured.")
+    ] = None,
     keep: Annotated[float | None, _target("Fraction of the units of every group.")] = None,
     budget: Annotated[list[str] | None, _target("GROUP=UNITS, as often as needed.")] = None,
     method: Annotated[str, typer.Option(help="See `subprune methods`.")] = "asym-in-change",
-    allocate: Annotated[str | None, typer.Option(help="Budget rule; see `subprune methods`.")] = None,
-    output: Annotated[Path, typer.Option(help="Folder for the model and the reports.")] = Path("pruned"),
+    allocate: Annotated[
+        str | None, typer.Option(help="Budget rule; see `subprune methods`.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the model and the reports.")] = Path(
+        "pruned"
+    ),
     verify: Annotated[
         str | None,
         typer.Option(
@@ -70,18 +80,26 @@ def prune(
     ] = None,
     train_data: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="Labelled data, as --data but all of it, for layer-greedy-fs-fd."),
+        typer.Option(
+            metavar="DATA", help="Labelled data, as --data but all of it, for layer-greedy-fs-fd."
+        ),
     ] = None,
     n_samples: o.Samples = 512,
     seed: o.Seed = 0,
     round_to: Annotated[
-        int | None, typer.Option(help="Numbers of units are multiples of this [default: 1; 8 with --latency].")
+        int | None,
+        typer.Option(help="Numbers of units are multiples of this [default: 1; 8 with --latency]."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Prune only these groups or modules; wildcards and re:PATTERN work.")
+        list[str] | None,
+        typer.Option(help="Prune only these groups or modules; wildcards and re:PATTERN work."),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")] = None,
-    reweight: Annotated[bool, typer.Option(help="Rewrite the next layers' weights by least squares.")] = True,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Leave these groups or modules alone, likewise.")
+    ] = None,
+    reweight: Annotated[
+        bool, typer.Option(help="Rewrite the next layers' weights by least squares.")
+    ] = True,
     ridge: Annotated[
         float | None,
         typer.Option(
@@ -91,10 +109,13 @@ def prune(
     ] = None,
     folds: Annotated[
         int | None,
-        typer.Option(help="Parts of the data, each judged by a fit to the others [default: 4; 1 with --ridge 0]."),
+        typer.Option(
+            help="Parts of the data, each judged by a fit to the others [default: 4; 1 with --ridge 0]."
+        ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Between 0 and 1: stochastic greedy, for the in-change methods.")
+        float | None,
+        typer.Option(help="Between 0 and 1: stochastic greedy, for the in-change methods."),
     ] = None,
     patches: Annotated[str, typer.Option(help="all, or random patches of each image.")] = "all",
     batchnorm: Annotated[
@@ -102,31 +123,52 @@ def prune(
     ] = "keep",
     time: Annotated[
         bool | None,
-        typer.Option("--time/--no-time", help="Time calls with a whole batch, or none [default: with one input]."),
+        typer.Option(
+            "--time/--no-time",
+            help="Time calls with a whole batch, or none [default: with one input].",
+        ),
     ] = None,
     guarantees: Annotated[
         bool | None,
         typer.Option(
-            "--guarantees/--no-guarantees", help="Proven bounds in the report [default: where pruning was quick]."
+            "--guarantees/--no-guarantees",
+            help="Proven bounds in the report [default: where pruning was quick].",
         ),
     ] = None,
     data_dir: o.DataDir = None,
     resize: o.Resize = None,
     mean: o.Mean = "",
     std: o.Std = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, and what it costs.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would go, and what it costs.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
     choice = DataChoice(data, n_samples, seed, data_dir, resize, mean, std)
     net = load_model(model, weights)
     options: dict[str, Any] = {
-        "compression": compression, "speedup": speedup, "params": _amount(params), "flops": _amount(flops),
-        "latency": _amount(latency), "keep": keep, "budgets": _budgets(budget), "method": method,
-        "allocate": allocate, "seed": seed, "round_to": round_to, "reweight": reweight, "batchnorm": batchnorm,
-        "n_samples": n_samples, "only": only or None, "ignore": ignore or None, "epsilon": epsilon,
-        "patches": patches, "ridge": ridge, "folds": folds,
-    }  # fmt: skip
+        "compression": compression,
+        "speedup": speedup,
+        "params": _amount(params),
+        "flops": _amount(flops),
+        "latency": _amount(latency),
+        "keep": keep,
+        "budgets": _budgets(budget),
+        "method": method,
+        "allocate": allocate,
+        "seed": seed,
+        "round_to": round_to,
+        "reweight": reweight,
+        "batchnorm": batchnorm,
+        "n_samples": n_samples,
+        "only": only or None,
+        "ignore": ignore or None,
+        "epsilon": epsilon,
+        "patches": patches,
+        "ridge": ridge,
+        "folds": folds,
+    }
     by_accuracy = (allocate or find_method(method).allocate or "").startswith("equal-")
     if by_accuracy:
         options["cache"] = output / "cache"
@@ -138,7 +180,9 @@ def prune(
     if dry_run:
         for text in remarks:
             say(text)
-        _show_forecast(run(net, inputs, dry_run=True, progress=False if json else None, **options), json)
+        _show_forecast(
+            run(net, inputs, dry_run=True, progress=False if json else None, **options), json
+        )
         return
     why = unprovable(method, options)
     if guarantees and why:
@@ -160,7 +204,9 @@ def _more_data(
     if verify is not None:
         found["verify_data"], words = load_verification(choice, verify, by_accuracy)
     if train_data is not None:
-        found["train_data"] = load_data(replace(choice, spec=train_data, n_samples=None, option="--train-data"))
+        found["train_data"] = load_data(
+            replace(choice, spec=train_data, n_samples=None, option="--train-data")
+        )
     return found, words
 
 
@@ -200,7 +246,12 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     same = {name: plan.options[name] for name in ("patches", "seed", "n_samples", "ridge", "folds")}
     try:
         proven = guarantees(
-            net, inputs, form=find_method(plan.method).form, budgets=plan.counts, progress=progress, **same
+            net,
+            inputs,
+            form=find_method(plan.method).form,
+            budgets=plan.counts,
+            progress=progress,
+            **same,
         )
         result = result.with_guarantees(proven)
     except SubpruneError as error:  # the pruned model is not to be lost
@@ -208,7 +259,9 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     watch.lap("guarantees")
     report = result.report
     parts = {**report.parts, **watch.parts}
-    return replace(result, report=replace(report, seconds=report.seconds + watch.seconds, parts=parts))
+    return replace(
+        result, report=replace(report, seconds=report.seconds + watch.seconds, parts=parts)
+    )
 
 
 def _show_forecast(seen: Forecast, json: bool) -> None:

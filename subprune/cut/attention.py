@@ -25,7 +25,8 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         m.num_heads = inner // m.head_dim
         m.embed_dim = m.out_proj.weight.shape[0]
         m.out_proj.in_features, m.out_proj.out_features = inner, m.embed_dim
-        m._qkv_same_embed_dim = False  # keeps nn.TransformerEncoderLayer from its fused path, which knows one size
+        # keeps nn.TransformerEncoderLayer from its fused path, which knows one size
+        m._qkv_same_embed_dim = False
         m.__class__ = cls
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,13 +35,20 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+        q, k, v = (
+            F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
         return q, k, v
 
     def _extend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One more position for the learned bias of keys and values, and one of zeros, where asked for."""
+        """One more position for the learned bias of keys and values, and one of zeros, where asked
+        for.
+        """
         if self.bias_k is not None and self.bias_v is not None:
-            k, v = (torch.cat([x, b.expand(x.shape[0], -1, -1)], 1) for x, b in ((k, self.bias_k), (v, self.bias_v)))
+            k, v = (
+                torch.cat([x, b.expand(x.shape[0], -1, -1)], 1)
+                for x, b in ((k, self.bias_k), (v, self.bias_v))
+            )
         if self.add_zero_attn:
             k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         return q, k, v
@@ -86,7 +94,9 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         shown = weights.mean(dim=1) if average_attn_weights else weights
         return out, shown if batched else shown.squeeze(0)
 
-    def _bias(self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    def _bias(
+        self, q: Tensor, k: Tensor, padding: Tensor | None, mask: Tensor | None
+    ) -> Tensor | None:
         """Both masks as one tensor that is added to the scores [batch, heads, length, length]."""
         total: Tensor | None = None
         if mask is not None:
@@ -102,5 +112,7 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, float("-inf"))
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
+            mask, float("-inf")
+        )
     return mask.to(dtype)

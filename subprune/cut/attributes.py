@@ -15,26 +15,57 @@ __all__ = ["sync_attributes", "sync_modules"]
 
 # Numbers of heads: they shrink with the units, whatever multiple of them they are.
 _HEADS = {
-    "num_heads", "num_attention_heads", "n_head", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads",
-    "heads", "nhead", "num_head",
-}  # fmt: skip
+    "num_heads",
+    "num_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "heads",
+    "nhead",
+    "num_head",
+}
 # Widths of all heads or hidden units together: they shrink if they equal the old width.
 _WIDTHS = {
-    "all_head_size", "inner_dim", "split_size", "inner_size", "attn_dim", "intermediate_size", "hidden_features",
-    "ffn_dim", "d_ff", "mlp_dim", "inner_features",
-}  # fmt: skip
-# Query heads per head of keys and values: they shrink if the queries' heads are cut and the others are not.
+    "all_head_size",
+    "inner_dim",
+    "split_size",
+    "inner_size",
+    "attn_dim",
+    "intermediate_size",
+    "hidden_features",
+    "ffn_dim",
+    "d_ff",
+    "mlp_dim",
+    "inner_features",
+}
+# Query heads per head of keys and values: they shrink if the queries' heads are cut and the others
+# are not.
 _SHARES = {"num_key_value_groups", "n_rep", "num_queries_per_kv", "kv_groups"}
 _HEAD_SIZES = {"head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head"}
-_WIDTHS_IF_NEEDED = {"embed_dim", "hidden_size", "dim", "d_model", "n_embd", "width", "channels", "planes"}
+_WIDTHS_IF_NEEDED = {
+    "embed_dim",
+    "hidden_size",
+    "dim",
+    "d_model",
+    "n_embd",
+    "width",
+    "channels",
+    "planes",
+}
 
 
 def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any) -> None:
     """Standard layers take their numbers from their tensors' new shapes, once all of these are cut."""
     cut = {slot.tensor for group, _ in keeps for slot in group.slots}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    named = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
     changed = {id(x) for name, x in named if name in cut}
-    touched = {name.rpartition(".")[0] for name, x in named if id(x) in changed}  # tied ones under all their names
+    # tied ones under all their names
+    touched = {name.rpartition(".")[0] for name, x in named if id(x) in changed}
     for name in sorted(touched):
         _sync_module(model.get_submodule(name))
         parent = name.rpartition(".")[0]
@@ -45,7 +76,9 @@ def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program:
 
 
 def _sync_bare_norms(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any) -> None:
-    """Norms without parameters have no tensor to take a number from: the recorded run says what is left."""
+    """Norms without parameters have no tensor to take a number from: the recorded run says what is
+    left.
+    """
     left: dict[tuple[int, int, int], Keep] = {}
     for group, keep in keeps:
         for n in group.narrowings:
@@ -60,7 +93,8 @@ def _sync_bare_norms(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], prog
             module.normalized_shape = tuple(shape)
         elif isinstance(module, nn.GroupNorm) and module.weight is None:
             _set_group_norm(module, int(on.sum()))
-        elif isinstance(module, nn.modules.batchnorm._NormBase):  # batch × channels may be one dimension here
+        # batch × channels may be one dimension here
+        elif isinstance(module, nn.modules.batchnorm._NormBase):
             module.num_features = module.num_features * int(on.sum()) // on.size
 
 
@@ -99,14 +133,19 @@ def _sync_conv(m: Any) -> None:
     if m.transposed:
         m.in_channels, m.out_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
         return
-    if m.groups > 1 and m.in_channels == m.groups:  # depthwise: one group a channel, before and after
+    # depthwise: one group a channel, before and after
+    if m.groups > 1 and m.in_channels == m.groups:
         m.groups = m.weight.shape[0] // (m.out_channels // m.groups)
     m.out_channels, m.in_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
 
 
 def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) -> None:
-    """Numbers that hand-written modules keep about themselves, in the modules around the group's layers."""
-    widths = (set() if group.kind == "stream" else _WIDTHS) | (_WIDTHS_IF_NEEDED if eager else set())
+    """Numbers that hand-written modules keep about themselves, in the modules around the group's
+    layers.
+    """
+    widths = (set() if group.kind == "stream" else _WIDTHS) | (
+        _WIDTHS_IF_NEEDED if eager else set()
+    )
     k, n = int(keep.sum()), group.n_units
     old_widths: dict[int, int] = {}
     for slot in group.slots:
@@ -129,14 +168,18 @@ def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) 
 
 
 def _counts_units(name: str, group: Group, eager: bool) -> bool:
-    """Whether an attribute of this name, with the number of units as its value, says how many there are."""
+    """Whether an attribute of this name, with the number of units as its value, says how many there
+    are.
+    """
     if group.kind == "head":
         return name in _SHARES and len(group.producers) == 1
     return eager and name in _HEAD_SIZES
 
 
 def _around(model: nn.Module, group: Group) -> list[nn.Module]:
-    """The modules that hold the producers, up to the one that holds consumers too; not the model itself."""
+    """The modules that hold the producers, up to the one that holds consumers too; not the model
+    itself.
+    """
     found: dict[str, nn.Module] = {}
     readers = [c.name for c in group.consumers]
     for producer in group.producers:

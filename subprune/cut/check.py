@@ -1,8 +1,10 @@
-"""Before the long work: cut some units of every group, with the weights as they are, and see what comes out.
+"""Before the long work: cut some units of every group, with the weights as they are, and see what
+comes out.
 
-A group whose cut breaks the model's own code, or gives other outputs than the masked twin's, is known within
-seconds of finding the groups. It is left whole, by name and with the reason, and the rest goes on. Code that takes
-certain widths only (``assert channels % 4 == 0``) is cut to multiples of those.
+A group whose cut breaks the model's own code, or gives other outputs than the masked twin's, is
+known within seconds of finding the groups. It is left whole, by name and with the reason, and the
+rest goes on. Code that takes certain widths only (``assert channels % 4 == 0``) is cut to multiples
+of those.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Check:
 
     able: tuple[Group, ...]
     refused: dict[str, str] = field(default_factory=dict)  # group → why it cannot be cut
-    multiples: dict[str, int] = field(default_factory=dict)  # group → what its width must be a multiple of
+    # group → what its width must be a multiple of
+    multiples: dict[str, int] = field(default_factory=dict)
 
     @property
     def notes(self) -> list[str]:
@@ -57,29 +60,42 @@ class Check:
 def check_groups(
     model: nn.Module, structure: Structure, groups: Sequence[Group], batch: Batch, multiple: int = 1
 ) -> Check:
-    """Cut about a quarter of the units of all groups at once; where that fails, find the groups to blame.
+    """Cut about a quarter of the units of all groups at once; where that fails, find the groups to
+    blame.
 
-    Numbers of kept units are odd multiples of `multiple`, so that code which takes even ones only shows itself.
-    The groups that can be cut, can be cut together.
+    Numbers of kept units are odd multiples of `multiple`, so that code which takes even ones only
+    shows itself. The groups that can be cut, can be cut together.
     """
     few = few_inputs(model, structure, batch)
     size = sum(p.numel() for p in model.parameters())
     cheap = sum(op.flops for op in few.program.ops) <= _CHEAP and size <= _SMALL
 
     def problem(kept: Mapping[str, Sequence[int]]) -> str:
-        tried = attempt(model, structure, kept, few.inputs, TOLERANCE, program=few.program, wide=cheap, share=True)
+        tried = attempt(
+            model,
+            structure,
+            kept,
+            few.inputs,
+            TOLERANCE,
+            program=few.program,
+            wide=cheap,
+            share=True,
+        )
         return tried.match.problem
 
     return _search(groups, problem, multiple)
 
 
 def check_code(model: nn.Module, structure: Structure, inputs: Inputs) -> Check:
-    """The same for every group that has units to spare, on fake tensors: nothing is computed, so just code that
-    does not run with fewer units is noticed, not wrong numbers."""
+    """The same for every group that has units to spare, on fake tensors: nothing is computed, so
+    just code that does not run with fewer units is noticed, not wrong numbers.
+    """
     shapes = [structure.program.values[v].shape for v in structure.program.outputs]
 
     def problem(kept: Mapping[str, Sequence[int]]) -> str:
-        keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+        keeps = [
+            (structure[name], keep_mask(structure[name], units)) for name, units in kept.items()
+        ]
         first = ""
         for eager in (False, True):
             small = duplicate(model, share=True)
@@ -108,7 +124,11 @@ def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: i
         step = math.lcm(m, multiple)
         if m > 1 and step == multiple:
             continue
-        tries = {name: some_units(known[name], step) for name in failing if m == 1 or step < known[name].n_units}
+        tries = {
+            name: some_units(known[name], step)
+            for name in failing
+            if m == 1 or step < known[name].n_units
+        }
         reasons = blame(tries, problem, works)
         for name in tries.keys() - reasons.keys():
             works[name] = tries[name]
@@ -123,10 +143,14 @@ def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: i
     return Check(able, failing, multiples)
 
 
-def blame(tries: Kept, problem: Callable[[Kept], str], works: Mapping[str, list[int]] | None = None) -> dict[str, str]:
-    """Groups of `tries` that fail, with what goes wrong; all others work together, and with those of `works`.
+def blame(
+    tries: Kept, problem: Callable[[Kept], str], works: Mapping[str, list[int]] | None = None
+) -> dict[str, str]:
+    """Groups of `tries` that fail, with what goes wrong; all others work together, and with those
+    of `works`.
 
-    By halves: few trials where few groups are to blame. Of groups that fail only in combination, the first stays.
+    By halves: few trials where few groups are to blame. Of groups that fail only in combination,
+    the first stays.
     """
     good: Kept = dict(works or {})
     bad: dict[str, str] = {}
@@ -147,7 +171,9 @@ def blame(tries: Kept, problem: Callable[[Kept], str], works: Mapping[str, list[
 
 
 def some_units(group: Group, multiple: int = 1) -> list[int]:
-    """About three quarters of the units, an odd multiple of `multiple`, chosen at random but always the same."""
+    """About three quarters of the units, an odd multiple of `multiple`, chosen at random but always
+    the same.
+    """
     n = group.n_units
     count = int(_SHARE * n) // multiple
     count = max(1, count - (count + 1) % 2) * multiple  # the next odd number below
@@ -159,7 +185,9 @@ def some_units(group: Group, multiple: int = 1) -> list[int]:
 
 
 def few_inputs(model: nn.Module, structure: Structure, batch: Batch) -> Few:
-    """One or two inputs with their program; all of the batch where the model takes another path for fewer."""
+    """One or two inputs with their program; all of the batch where the model takes another path for
+    fewer.
+    """
     work = sum(op.flops for op in structure.program.ops) / max(1, batch.size)
     for count in (1, 2) if work > _DEAR else (2,):
         if count >= batch.size:
@@ -180,5 +208,7 @@ def _fits(program: Program, structure: Structure) -> bool:
     if [str(op.func) for op in program.ops] != [str(op.func) for op in own.ops]:
         return False
     return all(
-        program.values[n.value].shape[n.dim] == n.units.size for group in structure.groups for n in group.narrowings
+        program.values[n.value].shape[n.dim] == n.units.size
+        for group in structure.groups
+        for n in group.narrowings
     )

@@ -1,7 +1,7 @@
 """The same removal as a cut, but by zeroing: the twin that proves the cut right.
 
-Parameters keep their shapes; everything that belongs to a removed unit is zero. Operations that run over the
-units and notice how many there are (norms, means) are computed on the kept positions only.
+Parameters keep their shapes; everything that belongs to a removed unit is zero. Operations that run
+over the units and notice how many there are (norms, means) are computed on the kept positions only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
 def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
     """Kept unit numbers as a checked boolean array."""
     chosen = np.asarray(list(kept), dtype=np.int64)
-    if chosen.size == 0 or chosen.min() < 0 or chosen.max() >= group.n_units or len(set(chosen.tolist())) < chosen.size:
+    if (
+        chosen.size == 0
+        or chosen.min() < 0
+        or chosen.max() >= group.n_units
+        or len(set(chosen.tolist())) < chosen.size
+    ):
         raise BudgetError(
             f"group {group.name!r}: units to keep must be 1 to {group.n_units} different numbers "
             f"from 0 to {group.n_units - 1}, got {_short(chosen.tolist())}"
@@ -44,7 +49,11 @@ def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
 
 
 def _short(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:8]))}, …] ({len(numbers)} of them)"
+    return (
+        str(numbers)
+        if len(numbers) <= 8
+        else f"[{', '.join(map(str, numbers[:8]))}, …] ({len(numbers)} of them)"
+    )
 
 
 def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
@@ -54,9 +63,13 @@ def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
 
 
 class Masked:
-    """A model with units switched off. Call it like the model; outputs come as a flat list of tensors."""
+    """A model with units switched off. Call it like the model; outputs come as a flat list of
+    tensors.
+    """
 
-    def __init__(self, program: Program, tensors: dict[str, Tensor], override: Mapping[int, Override]) -> None:
+    def __init__(
+        self, program: Program, tensors: dict[str, Tensor], override: Mapping[int, Override]
+    ) -> None:
         self.program, self.tensors, self.override = program, tensors, override
 
     def __call__(self, inputs: Inputs) -> list[Tensor]:
@@ -64,11 +77,15 @@ class Masked:
 
 
 def mask(
-    model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]], program: Program | None = None
+    model: nn.Module,
+    structure: Structure,
+    kept: Mapping[str, Sequence[int]],
+    program: Program | None = None,
 ) -> Masked:
     """The twin of the model in which only the units in `kept` (group name → unit numbers) are on.
 
-    It runs on inputs of the shapes that the structure was found with, or that `program` was recorded for.
+    It runs on inputs of the shapes that the structure was found with, or that `program` was
+    recorded for.
     """
     program = program or structure.program
     tensors = model_tensors(model, program)
@@ -82,7 +99,9 @@ def zero(tensors: dict[str, Tensor], group: Group, keep: Keep) -> None:
     """Zero what belongs to removed units; tensors are replaced, never written into."""
     for slot in group.slots:
         x = tensors[slot.tensor]
-        factor = torch.as_tensor((slot.units < 0) | keep[slot.units], dtype=x.dtype, device=x.device)
+        factor = torch.as_tensor(
+            (slot.units < 0) | keep[slot.units], dtype=x.dtype, device=x.device
+        )
         shape = [1] * x.ndim
         shape[slot.dim] = -1
         tensors[slot.tensor] = x * factor.reshape(shape)
@@ -96,11 +115,17 @@ def overrides(program: Program, keeps: Sequence[tuple[Group, Keep]]) -> dict[int
             on = (n.units < 0) | keep[n.units]
             dims = positions.setdefault(n.op, {})
             dims[n.dim] = dims[n.dim] & on if n.dim in dims else on
-    return {index: _narrowed(dims) for index, dims in positions.items() if not all(on.all() for on in dims.values())}
+    return {
+        index: _narrowed(dims)
+        for index, dims in positions.items()
+        if not all(on.all() for on in dims.values())
+    }
 
 
 def _narrowed(dims: Mapping[int, Keep]) -> Override:
-    """An operation computed on the kept positions only, and spread out again where the dimension survives."""
+    """An operation computed on the kept positions only, and spread out again where the dimension
+    survives.
+    """
     index = {dim: torch.as_tensor(np.flatnonzero(on)) for dim, on in dims.items()}
 
     def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -115,11 +140,15 @@ def _narrowed(dims: Mapping[int, Keep]) -> Override:
             new[1] = list(new[0].shape[first:])
             new[2:4] = [_gather(p, inner) if isinstance(p, Tensor) else p for p in args[2:4]]
         elif op.kind == "native_group_norm":
-            new[1:3] = [_gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[1:3]]
+            new[1:3] = [
+                _gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[1:3]
+            ]
             new[4] = new[0].shape[1]
             new[6] = new[4] if args[6] == args[4] else args[6]
         elif op.kind == "group_norm":
-            new[2:4] = [_gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[2:4]]
+            new[2:4] = [
+                _gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[2:4]
+            ]
             new[1] = new[0].shape[1] if args[1] == x.shape[1] else args[1]
         result = op.func(*new, **kwargs)
         if "norm" not in op.kind or op.kind in ("norm", "linalg_vector_norm"):
@@ -131,14 +160,23 @@ def _narrowed(dims: Mapping[int, Keep]) -> Override:
     return run
 
 
-# Products of two activations: places of the operands among the arguments, dimension of the second summed over.
+# Products of two activations: places of the operands among the arguments, dimension of the second
+# summed over.
 _PRODUCTS = {
-    "linear": (0, 1, 1), "mm": (0, 1, 0), "matmul": (0, 1, 0), "addmm": (1, 2, 0), "bmm": (0, 1, 1),
-    "baddbmm": (1, 2, 1), "scaled_dot_product_attention": (0, 1, -1), "convolution": (0, 1, 1),
-}  # fmt: skip
+    "linear": (0, 1, 1),
+    "mm": (0, 1, 0),
+    "matmul": (0, 1, 0),
+    "addmm": (1, 2, 0),
+    "bmm": (0, 1, 1),
+    "baddbmm": (1, 2, 1),
+    "scaled_dot_product_attention": (0, 1, -1),
+    "convolution": (0, 1, 1),
+}
 
 
-def _product(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], index: Mapping[int, Tensor]) -> Any:
+def _product(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], index: Mapping[int, Tensor]
+) -> Any:
     first, second, dim = _PRODUCTS[op.kind]
     if op.kind == "convolution" and args[6]:  # transposed
         dim = 0

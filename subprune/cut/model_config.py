@@ -12,12 +12,16 @@ from subprune.structure import Structure
 __all__ = ["sync_config"]
 
 _HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads")
-_HEAD_SIZE = ("head_dim", "d_kv")  # a config without one takes the head size from the width and the heads
+# a config without one takes the head size from the width and the heads
+_HEAD_SIZE = ("head_dim", "d_kv")
 _WIDTHS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
 
 
-def sync_config(model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]]) -> list[str]:
-    """Write new numbers of heads and hidden units into ``model.config``; what it cannot express comes back in words.
+def sync_config(
+    model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Write new numbers of heads and hidden units into ``model.config``; what it cannot express
+    comes back in words.
 
     A config has one number for all layers, so every layer must have been cut to the same.
     """
@@ -26,11 +30,16 @@ def sync_config(model: nn.Module, structure: Structure, kept: Mapping[str, Seque
         return []
     notes = []
     for kind, sync in (("head", _sync_heads), ("neuron", _sync_widths)):
-        cut = {g.name: len(kept[g.name]) for g in structure.groups if g.kind == kind and g.name in kept}
+        cut = {
+            g.name: len(kept[g.name]) for g in structure.groups if g.kind == kind and g.name in kept
+        }
         changed = {n: k for n, k in cut.items() if k < structure[n].n_units}
         if changed:
             notes += sync(config, structure, changed)
-    if any(g.kind == "stream" and len(kept.get(g.name, ())) not in (0, g.n_units) for g in structure.groups):
+    if any(
+        g.kind == "stream" and len(kept.get(g.name, ())) not in (0, g.n_units)
+        for g in structure.groups
+    ):
         notes.append("the config still names the old width of the residual stream")
     return notes
 
@@ -40,7 +49,9 @@ def _sync_heads(config: Any, structure: Structure, changed: Mapping[str, int]) -
     size = next((n for n in _HEAD_SIZE if isinstance(getattr(config, n, None), int)), None)
     everywhere = [g for g in structure.groups if g.kind == "head"]
     if name is None or size is None:
-        return ["the config cannot express fewer heads of the same size; the layers have them, the config does not"]
+        return [
+            "the config cannot express fewer heads of the same size; the layers have them, the config does not"
+        ]
     if len(set(changed.values())) > 1 or len(changed) < len(everywhere):
         return [_uneven("heads", changed)]
     (k,) = set(changed.values())

@@ -30,28 +30,39 @@ def cut(
     inplace: bool = False,
     program: Program | None = None,
 ) -> nn.Module:
-    """The model without the group's other units; physically smaller, otherwise ordinary: the twin of `mask`.
+    """The model without the group's other units; physically smaller, otherwise ordinary: the twin
+    of `mask`.
 
-    `group` comes from `find_groups` on this model, `kept` are unit numbers; or give all of what `find_groups`
-    returned and ``{group name: unit numbers}``, as for `mask`. Works on a copy unless ``inplace=True``.
-    `program` is known to the group and need not be given.
+    `group` comes from `find_groups` on this model, `kept` are unit numbers; or give all of what
+    `find_groups` returned and ``{group name: unit numbers}``, as for `mask`. Works on a copy unless
+    ``inplace=True``. `program` is known to the group and need not be given.
     """
     keeps: list[tuple[Group, Keep]]
     if isinstance(group, Structure):
         if not isinstance(kept, Mapping):
-            raise BudgetError(f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}")
-        keeps, program = [(group[n], keep_mask(group[n], units)) for n, units in kept.items()], group.program
+            raise BudgetError(
+                f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}"
+            )
+        keeps, program = (
+            [(group[n], keep_mask(group[n], units)) for n, units in kept.items()],
+            group.program,
+        )
     else:
-        keeps, program = [(group, keep_mask(group, [int(u) for u in kept]))], program or group.program
+        keeps, program = (
+            [(group, keep_mask(group, [int(u) for u in kept]))],
+            program or group.program,
+        )
     target = model if inplace else duplicate(model)
     cut_in_place(target, keeps, program)
     return target
 
 
 def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
-    """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are copied as data.
+    """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are
+    copied as data.
 
-    With `share`, parameters and buffers are the model's own: cutting replaces them and never writes into them.
+    With `share`, parameters and buffers are the model's own: cutting replaces them and never writes
+    into them.
     """
     with undisturbed():
         known = {id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf}
@@ -61,7 +72,11 @@ def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
 
 
 def cut_in_place(
-    model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program | None, *, eager: bool = False
+    model: nn.Module,
+    keeps: Sequence[tuple[Group, Keep]],
+    program: Program | None,
+    *,
+    eager: bool = False,
 ) -> None:
     """Shrink the tensors of groups, all at once, and everything that follows from it."""
     _cut_tensors(model, keeps)
@@ -71,7 +86,9 @@ def cut_in_place(
 
 
 def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Replace parameters and buffers by name, wherever the model holds the same object (tied weights)."""
+    """Replace parameters and buffers by name, wherever the model holds the same object (tied
+    weights).
+    """
     places: dict[int, list[tuple[Any, str]]] = {}
     for module in model.modules():
         for entries in (module._parameters, module._buffers):
@@ -133,11 +150,12 @@ def attempt(
     share: bool = False,
     few: Callable[[], Few] | None = None,
 ) -> Cut:
-    """Cut a copy of the model and compare it with the masked twin on `inputs`; the model given is not touched.
+    """Cut a copy of the model and compare it with the masked twin on `inputs`; the model given is
+    not touched.
 
-    `program` is the record for inputs of another shape than the structure's own; `wide` compares in float64 in
-    any case; with `share`, what is not cut stays the given model's (for a copy that is thrown away again);
-    `few` gives inputs for closer looks, see `subprune.cut.twin.match`.
+    `program` is the record for inputs of another shape than the structure's own; `wide` compares in
+    float64 in any case; with `share`, what is not cut stays the given model's (for a copy that is
+    thrown away again); `few` gives inputs for closer looks, see `subprune.cut.twin.match`.
     """
     twin = mask(model, structure, kept, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
@@ -164,10 +182,11 @@ def prove(
     inputs: Inputs,
     tolerance: float = TOLERANCE,
 ) -> nn.Module:
-    """Cut a copy of the model and check that it equals the masked twin on `inputs`; return the copy.
+    """Cut a copy of the model and check that it equals the masked twin on `inputs`; return the
+    copy.
 
-    Raises `StructureError` with the name of the group and the operation that broke it. The model given is
-    not touched.
+    Raises `StructureError` with the name of the group and the operation that broke it. The model
+    given is not touched.
     """
     found = attempt(model, structure, kept, inputs, tolerance)
     if found.match.problem:
@@ -178,7 +197,9 @@ def prove(
 def broken(structure: Structure, names: Iterable[str], problem: str) -> str:
     """In words, which groups cannot be cut and why."""
     chosen = list(names)
-    ops = sorted({structure.program.ops[n.op].where for name in chosen for n in structure[name].narrowings})
+    ops = sorted(
+        {structure.program.ops[n.op].where for name in chosen for n in structure[name].narrowings}
+    )
     where = f" (norms or means on the way: {', '.join(ops[:3])})" if ops else ""
     shown = ", ".join(repr(n) for n in chosen)
     return f"group {shown} cannot be cut: {problem}{where}; the model was left as it is"

@@ -1,9 +1,11 @@
-"""Whether a cut model does what its masked twin does, such that rounding is never taken for a wrong index.
+"""Whether a cut model does what its masked twin does, such that rounding is never taken for a wrong
+index.
 
-Three looks, each only where the one before leaves a doubt: the outputs in the model's own precision; all of it
-again in float64, casts to float32 inside the model included; and, where a model cannot run so, the difference
-beside the twin's own rounding noise: how far its outputs move if every weight and input is off by one unit in
-the last place. Reordered sums err by about as much as such a nudge; a wrong index errs by as much as a unit does.
+Three looks, each only where the one before leaves a doubt: the outputs in the model's own
+precision; all of it again in float64, casts to float32 inside the model included; and, where a
+model cannot run so, the difference beside the twin's own rounding noise: how far its outputs move
+if every weight and input is off by one unit in the last place. Reordered sums err by about as much
+as such a nudge; a wrong index errs by as much as a unit does.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ __all__ = ["TOLERANCE", "Few", "Match", "first_line", "match", "model_outputs"]
 
 TOLERANCE = 1e-5  # of the look in the model's own precision
 _WIDE_TOLERANCE = 1e-9  # in float64: rounding is 1e-16, times 1e7 for ill-conditioned weights
-_DRAWS, _MULTIPLE = 3, 10.0  # a difference of up to ten times the largest of three nudges is rounding …
+# a difference of up to ten times the largest of three nudges is rounding …
+_DRAWS, _MULTIPLE = 3, 10.0
 _MOST_NOISE = 1e-2  # … unless it is as large as what a unit does
 _WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
@@ -75,14 +78,18 @@ def match(
     wide: bool = False,
     few: Callable[[], Few] | None = None,
 ) -> Match:
-    """Compare on `inputs`, which the twin's program was recorded for; `wide` asks for float64 in any case.
+    """Compare on `inputs`, which the twin's program was recorded for; `wide` asks for float64 in
+    any case.
 
-    The second and third look take five runs; they are taken on what `few` gives, if there is such a function.
+    The second and third look take five runs; they are taken on what `few` gives, if there is such a
+    function.
     """
     try:
         expected = twin(inputs)
     except Exception as error:
-        return Match(f"the masked twin cannot be computed: {type(error).__name__}: {first_line(error)}")
+        return Match(
+            f"the masked twin cannot be computed: {type(error).__name__}: {first_line(error)}"
+        )
     try:
         got = model_outputs(small, inputs)
     except StructureError as error:
@@ -92,7 +99,13 @@ def match(
         return Match(problem, gap)
     if few is not None:
         some = few()
-        closer = match(Masked(some.program, twin.tensors, twin.override), small, some.inputs, tolerance, wide=True)
+        closer = match(
+            Masked(some.program, twin.tensors, twin.override),
+            small,
+            some.inputs,
+            tolerance,
+            wide=True,
+        )
         return replace(closer, gap=max(gap, closer.gap))
     wide_gap = _wide_gap(twin, small, inputs)
     if wide_gap is not None and wide_gap <= _WIDE_TOLERANCE:
@@ -103,8 +116,11 @@ def match(
     also = "" if wide_gap is None else f", in float64 by {wide_gap:.1e}"
     return Match(
         f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; rounding moves it by "
-        f"{noise:.1e}", gap, wide_gap, noise,
-    )  # fmt: skip
+        f"{noise:.1e}",
+        gap,
+        wide_gap,
+        noise,
+    )
 
 
 def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> list[Tensor]:
@@ -115,12 +131,19 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     state = [*model.parameters(), *model.buffers()]
     stand_ins = {id(x): _widened(x.detach()) for x in state} if wide else {}
     given = tree_map(_widened, inputs) if wide else inputs
-    precision: contextlib.AbstractContextManager[Any] = _InDouble() if wide else contextlib.nullcontext()
+    precision: contextlib.AbstractContextManager[Any] = (
+        _InDouble() if wide else contextlib.nullcontext()
+    )
     running: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-            for context in (borrowed(model, stand_ins), follow(model, running), torch.no_grad(), precision):
+            for context in (
+                borrowed(model, stand_ins),
+                follow(model, running),
+                torch.no_grad(),
+                precision,
+            ):
                 stack.enter_context(context)
             return flat_tensors(plain(call(model, given)))
     except Exception as error:
@@ -134,13 +157,18 @@ def first_line(error: BaseException) -> str:
 
 
 def _difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[str, float]:
-    """What is wrong with the shapes, or empty; and the largest difference relative to each output's largest entry."""
+    """What is wrong with the shapes, or empty; and the largest difference relative to each output's
+    largest entry.
+    """
     if len(expected) != len(got):
         return f"it gives {len(got)} outputs, the masked model {len(expected)}", float("inf")
     largest = 0.0
     for i, (a, b) in enumerate(zip(expected, got, strict=True)):
         if a.shape != b.shape:
-            return f"output {i} has shape {tuple(b.shape)}, the masked model's has {tuple(a.shape)}", float("inf")
+            return (
+                f"output {i} has shape {tuple(b.shape)}, the masked model's has {tuple(a.shape)}",
+                float("inf"),
+            )
         if a.is_floating_point() and a.numel():
             same = (a == b) | (a.isnan() & b.isnan())  # infinities of a mask, for instance
             gap = torch.where(same, torch.zeros_like(a), a - b).abs().max()
@@ -150,7 +178,7 @@ def _difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[str,
     return "", largest
 
 
-# ---- float64 -----------------------------------------------------------------------------------------
+# ---- float64 -------------------------------------------------------------------------------------
 
 
 def _widened(x: Any) -> Any:
@@ -161,7 +189,9 @@ def _widened(x: Any) -> Any:
 
 
 class _InDouble(TorchDispatchMode):
-    """Every operation in float64, whatever type the model's code asks for (``x.to(torch.float32)`` in a norm)."""
+    """Every operation in float64, whatever type the model's code asks for (``x.to(torch.float32)``
+    in a norm).
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -176,7 +206,8 @@ class _InDouble(TorchDispatchMode):
 def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
     """The difference in float64; None where the model or its record cannot run so.
 
-    A module that is run as a whole keeps its own tensors in the record, so its precision is not ours to choose.
+    A module that is run as a whole keeps its own tensors in the record, so its precision is not
+    ours to choose.
     """
     if twin.program.opaque:
         return None
@@ -193,7 +224,7 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
     return None if problem else gap
 
 
-# ---- rounding noise ----------------------------------------------------------------------------------
+# ---- rounding noise ------------------------------------------------------------------------------
 
 
 def _noise(twin: Masked, inputs: Inputs, expected: Sequence[Tensor]) -> float:

@@ -74,8 +74,8 @@ def take(
 
     `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
     or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
-    `subprune.data.samples` tells whether the items are batches or single samples. Labels are set aside.
-    `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
+    `subprune.data.samples` tells whether the items are batches or single samples. Labels are set
+    aside. `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
     conventions do not fit. Fractions are cast to the model's precision.
     """
     if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
@@ -90,7 +90,11 @@ def take(
     def single(item: Any) -> bool:
         return is_sample(item, model, convert, lambda text: remarks.setdefault(text))
 
-    if isinstance(data, Tensor | np.ndarray) and data.ndim in unbatched_dimensions(model) and single(data):
+    if (
+        isinstance(data, Tensor | np.ndarray)
+        and data.ndim in unbatched_dimensions(model)
+        and single(data)
+    ):
         raise DataError(
             f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; give data[None] "
             "for this one input, or several as [samples, …]"
@@ -113,9 +117,13 @@ def take(
             if left <= 0:
                 break
     if not taken:
-        raise DataError("the calibration data is empty; give at least one input, a few hundred are best")
+        raise DataError(
+            "the calibration data is empty; give at least one input, a few hundred are best"
+        )
     if source.stream and left == 0 and read_items != source.length:
-        remarks[f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"] = None
+        remarks[
+            f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"
+        ] = None
     return Taken(taken, tuple(remarks))
 
 
@@ -130,7 +138,12 @@ def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
     """Fractions in the model's precision, and a remark if they came in another."""
 
     def other(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.is_floating_point() and dtype is not None and x.dtype != dtype
+        return (
+            isinstance(x, Tensor)
+            and x.is_floating_point()
+            and dtype is not None
+            and x.dtype != dtype
+        )
 
     given = sorted({str(x.dtype)[6:] for x in tree_flatten(batch.inputs)[0] if other(x)})
     if not given:
@@ -146,7 +159,12 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
     if isinstance(item, Mapping):
         aside = _label_keys(item, model)
         labels = next((item[k] for k in aside if isinstance(item[k], Tensor)), None)
-    elif isinstance(item, Sequence) and len(item) > 1 and isinstance(item[-1], Tensor) and _is_labels(item[-1]):
+    elif (
+        isinstance(item, Sequence)
+        and len(item) > 1
+        and isinstance(item[-1], Tensor)
+        and _is_labels(item[-1])
+    ):
         labels = item[-1]
     if forward is not None:
         item = forward(item)
@@ -175,7 +193,9 @@ def _positional(model: nn.Module, given: int, labelled: bool) -> int:
 
 
 def _label_keys(item: Mapping[str, Any], model: nn.Module) -> list[str]:
-    """What to set aside: not what the model cannot be called without, nor a `y` that it has a use for."""
+    """What to set aside: not what the model cannot be called without, nor a `y` that it has a use
+    for.
+    """
     takes = inspect.signature(model.forward).parameters
     inputs = [*_required(model), *(k for k in ("y",) if k in takes)]
     return [k for k in LABEL_KEYS if k in item and k not in inputs]
@@ -210,21 +230,25 @@ def _samples(batch: Batch, chosen: slice) -> Batch:
     """Some samples of a batch; tensors with another first dimension stay whole."""
     kept = len(range(batch.size)[chosen])
     labels = None if batch.labels is None else batch.labels[chosen]
-    return Batch(tree_map(lambda x: x[chosen] if _per_sample(x, batch) else x, batch.inputs), labels, kept)
+    return Batch(
+        tree_map(lambda x: x[chosen] if _per_sample(x, batch) else x, batch.inputs), labels, kept
+    )
 
 
 def _per_sample(x: Any, batch: Batch) -> bool:
     return isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch.size
 
 
-def folded(batches: Sequence[Batch], parts: int, *, whole: bool = False) -> tuple[list[Batch], list[int]]:
+def folded(
+    batches: Sequence[Batch], parts: int, *, whole: bool = False
+) -> tuple[list[Batch], list[int]]:
     """Batches of the same samples, and for each the number of the fold that it belongs to.
 
-    Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by one,
-    so that data sorted by class gives folds that are alike, and what a fold gets of several batches is
-    put together again up to their size. Batches that cannot be taken apart (tensors of different
-    lengths), or that are to stay `whole`, go to folds as they are; a lone one makes one fold, so that
-    nothing can be held out.
+    Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by
+    one, so that data sorted by class gives folds that are alike, and what a fold gets of several
+    batches is put together again up to their size. Batches that cannot be taken apart (tensors of
+    different lengths), or that are to stay `whole`, go to folds as they are; a lone one makes one
+    fold, so that nothing can be held out.
     """
     if parts < 1:
         raise DataError(f"the samples are divided into at least 1 part, got {parts}")
@@ -237,9 +261,15 @@ def folded(batches: Sequence[Batch], parts: int, *, whole: bool = False) -> tupl
         for fold in range(parts):
             first = (fold - start) % parts
             if first < batch.size:
-                hands[fold].append(_samples(batch, slice(first, None, parts)) if batch.size > 1 else batch)
+                hands[fold].append(
+                    _samples(batch, slice(first, None, parts)) if batch.size > 1 else batch
+                )
         start += batch.size
-    pieces = [(b, fold) for fold, own in enumerate(hands) for b in _together(own, max(b.size for b in batches))]
+    pieces = [
+        (b, fold)
+        for fold, own in enumerate(hands)
+        for b in _together(own, max(b.size for b in batches))
+    ]
     return [b for b, _ in pieces], [fold for _, fold in pieces]
 
 
@@ -247,7 +277,9 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     """The same samples in fewer batches, of at most so many samples each."""
     joined: list[Batch] = []
     for batch in batches:
-        both = _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
+        both = (
+            _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
+        )
         if both is None:
             joined.append(batch)
         else:
@@ -262,7 +294,12 @@ def _joined(a: Batch, b: Batch) -> Batch | None:
         return None
     leaves = []
     for x, y in zip(flat_a, flat_b, strict=True):
-        if _per_sample(x, a) and _per_sample(y, b) and x.shape[1:] == y.shape[1:] and x.dtype == y.dtype:
+        if (
+            _per_sample(x, a)
+            and _per_sample(y, b)
+            and x.shape[1:] == y.shape[1:]
+            and x.dtype == y.dtype
+        ):
             leaves.append(torch.cat([x, y]))
         elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
             return None
@@ -302,7 +339,9 @@ def _to(batch: Batch, device: torch.device | None) -> Batch:
 def _check(batch: Batch, number: int) -> None:
     for x in tree_flatten(batch.inputs)[0]:
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise DataError(f"batch {number} of the calibration data contains NaN or infinity; remove those samples")
+            raise DataError(
+                f"batch {number} of the calibration data contains NaN or infinity; remove those samples"
+            )
 
 
 def signature(inputs: Inputs) -> tuple[Any, ...]:
@@ -319,7 +358,13 @@ def fingerprint(batches: Sequence[Batch]) -> str:
         for x in tree_flatten(batch.inputs)[0]:
             if isinstance(x, Tensor):
                 digest.update(f"{tuple(x.shape)}{x.dtype}".encode())
-                digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                digest.update(
+                    x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                )
             else:
-                digest.update(repr(x).encode() if isinstance(x, str | int | float | bool | None) else b"object")
+                digest.update(
+                    repr(x).encode()
+                    if isinstance(x, str | int | float | bool | None)
+                    else b"object"
+                )
     return digest.hexdigest()[:32]

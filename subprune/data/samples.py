@@ -91,7 +91,9 @@ def is_sample(item: Any, model: nn.Module, convert: Convert, remark: Callable[[s
     alike = stacked.output == (_STACKED, *given.output)
     if tensor.ndim > 1 and not alike:
         shape, rows = tuple(tensor.shape), tensor.shape[0]
-        remark(f"items of shape {shape} were read as batches of {rows}; if each is one sample, give torch.stack(items)")
+        remark(
+            f"items of shape {shape} were read as batches of {rows}; if each is one sample, give torch.stack(items)"
+        )
     return tensor.ndim <= 1 and (tensor.is_floating_point() or not alike)
 
 

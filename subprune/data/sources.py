@@ -40,7 +40,8 @@ class Source:
 
 
 def read(data: Any, n: int | None, seed: int, single: Single) -> Source:
-    """`n` samples of the data as batches, drawn without replacement by seed; all in order if no more.
+    """`n` samples of the data as batches, drawn without replacement by seed; all in order if no
+    more.
 
     `single` says of an item whether it is one sample or a batch; lists and data sets may hold
     either. A stream is returned whole, in its own order.

@@ -1,4 +1,6 @@
-"""The paper's experiments: data sets, networks and training. Nothing in the library itself needs them."""
+"""The paper's experiments: data sets, networks and training. Nothing in the library itself needs
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One cell: budgets, pruning, BatchNorm, fine-tuning, honest top-1. Cells of one worker share what they can."""
+"""One cell: budgets, pruning, BatchNorm, fine-tuning, honest top-1. Cells of one worker share what
+they can.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,11 @@ class Context:
     threads: int = 1
 
 
-def run_job(job: Job, context: Context, stage: Stage = lambda text: None) -> Iterator[tuple[Cell, Outcome]]:
-    """The cells of a job one after another; an error in one of them is its outcome, and the next follows.
+def run_job(
+    job: Job, context: Context, stage: Stage = lambda text: None
+) -> Iterator[tuple[Cell, Outcome]]:
+    """The cells of a job one after another; an error in one of them is its outcome, and the next
+    follows.
 
     "infeasible" is final, "failed" may be tried again, "refused" options would be refused again.
     """
@@ -89,7 +94,9 @@ def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> 
     test = test.subset(torch.arange(min(cell.test, len(test)))) if cell.test else test
     correct = count_correct(model, test)
     size, flops = _size(cell, model, test)
-    dense = _size(cell, _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir), test)
+    dense = _size(
+        cell, _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir), test
+    )
     return Outcome(
         "done",
         {
@@ -119,16 +126,24 @@ def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Modul
     """The dense network in eval mode; the file's checksum is compared if the experiment gives one."""
     if weights == "shipped":
         if name != "lenet":
-            raise OptionError(f'weights is "shipped", and for {name!r} none are; name a file in --models-dir.')
+            raise OptionError(
+                f'weights is "shipped", and for {name!r} none are; name a file in --models-dir.'
+            )
         return shipped_lenet()[0]
     root = folder if folder is not None else os.environ.get(MODELS_VARIABLE)
     if not root:
-        raise DataError(f"the weights {weights!r} need a folder: give --models-dir or set {MODELS_VARIABLE}.")
+        raise DataError(
+            f"the weights {weights!r} need a folder: give --models-dir or set {MODELS_VARIABLE}."
+        )
     path = Path(root) / weights
     if not path.is_file():
-        raise DataError(f"{path} is no file; give the --models-dir that holds {weights!r}, or train the network.")
+        raise DataError(
+            f"{path} is no file; give the --models-dir that holds {weights!r}, or train the network."
+        )
     if sha256 and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
-        raise DataError(f"{path} has checksum {found}, the experiment needs {sha256}; get the right file.")
+        raise DataError(
+            f"{path} has checksum {found}, the experiment needs {sha256}; get the right file."
+        )
     model = build(name)
     load_weights(model, path)
     return model.eval()
@@ -140,7 +155,9 @@ def _images(dataset: str, split: str, data_dir: str | None) -> Images:
 
 
 @functools.lru_cache(maxsize=2)
-def _drawn(dataset: str, data_dir: str | None, n: int, size: int, augmented: bool, seed: int) -> list[Any]:
+def _drawn(
+    dataset: str, data_dir: str | None, n: int, size: int, augmented: bool, seed: int
+) -> list[Any]:
     return calibration_batches(_images(dataset, "train", data_dir), n, seed, size, augmented)
 
 
@@ -162,12 +179,26 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     chosen = time.perf_counter()
     stage("pruning")
     result = subprune.prune(
-        model, data, method=cell.method, budgets=counts, reweight=cell.reweight, train_data=pool, seed=cell.seed,
-        batchnorm=cell.batchnorm, ridge=0, n_samples=None, time_calls=False, progress=False,
-    )  # fmt: skip
+        model,
+        data,
+        method=cell.method,
+        budgets=counts,
+        reweight=cell.reweight,
+        train_data=pool,
+        seed=cell.seed,
+        batchnorm=cell.batchnorm,
+        ridge=0,
+        n_samples=None,
+        time_calls=False,
+        progress=False,
+    )
     pruned = time.perf_counter()
     kept = json.dumps({name: len(units) for name, units in result.plan.kept.items()})
-    return result.model, {"kept": kept, "budget_seconds": chosen - started, "prune_seconds": pruned - chosen}
+    return result.model, {
+        "kept": kept,
+        "budget_seconds": chosen - started,
+        "prune_seconds": pruned - chosen,
+    }
 
 
 class _UnitTarget(Target):
@@ -196,7 +227,9 @@ class _UnitDemand(Demand):
 
 def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
     """Units of every group, by the cell's rule and the curves it names."""
-    common = dataclasses.replace(cell, value=1.0, batchnorm="keep", method=cell.curves or cell.method)
+    common = dataclasses.replace(
+        cell, value=1.0, batchnorm="keep", method=cell.curves or cell.method
+    )
     demand = _demand(common, context, stage)
     demand.__dict__.pop("target", None)  # of the last value; curves stay
     if isinstance(demand, _UnitDemand):
@@ -218,13 +251,17 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
     if cell.rule in EQUAL:
         train = _images(cell.dataset, "train", context.data_dir)
         indices = split_verification(train, cell.verification, cell.seed).verification
-        verify = calibration.on(batches((train.inputs(indices), train.labels[indices]), model, None))
+        verify = calibration.on(
+            batches((train.inputs(indices), train.labels[indices]), model, None)
+        )
     pool = _pool(cell, context)
     own = None if pool is None else calibration.on(batches(pool, model, None))
     pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
     return (_UnitDemand if pooled else Demand)(
         calibration=calibration,
-        groups=in_order(choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)),
+        groups=in_order(
+            choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)
+        ),
         method=find_method(cell.method),
         rounding=Rounding(1),
         reweight=cell.reweight,
@@ -244,11 +281,14 @@ def _pool(cell: Cell, context: Context) -> tuple[Tensor, Tensor] | None:
 
 
 def _finetune(cell: Cell, model: nn.Module, context: Context) -> str:
-    """As in the paper, on the same few batches or on all training images; returns the name of the loop."""
+    """As in the paper, on the same few batches or on all training images; returns the name of the
+    loop.
+    """
     train = _images(cell.dataset, "train", context.data_dir)
     if cell.finetune == "limited":
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(cell.seed))
-        train = train.subset(order[: cell.batches * cell.batch_size])  # those of `calibration_batches`
+        # those of `calibration_batches`
+        train = train.subset(order[: cell.batches * cell.batch_size])
     plan = finetune_recipe(cell.model)
     plan = plan.shortened(cell.finetune_epochs) if cell.finetune_epochs else plan
     return fit(model, train, plan, cell.seed)[-1].loop
@@ -266,14 +306,18 @@ def load_sources(sources: Sequence[tuple[str, str]]) -> None:
 
 
 def check(cells: Sequence[Cell], context: Context) -> None:
-    """Find a missing file, or a wrong `only` or `ignore`, before the first cell is run, not in each of them."""
+    """Find a missing file, or a wrong `only` or `ignore`, before the first cell is run, not in each
+    of them.
+    """
     for name, weights, sha256 in sorted({(c.model, c.weights, c.weights_sha256) for c in cells}):
         _model(name, weights, sha256, context.models_dir)
     for dataset in sorted({c.dataset for c in cells}):
         _images(dataset, "test", context.data_dir)
         if any(c.method != DENSE and c.dataset == dataset for c in cells):
             _images(dataset, "train", context.data_dir)
-    choices = {(c.model, c.weights, c.weights_sha256, c.dataset, c.only, c.ignore): c for c in cells}
+    choices = {
+        (c.model, c.weights, c.weights_sha256, c.dataset, c.only, c.ignore): c for c in cells
+    }
     for cell in choices.values():
         if cell.only or cell.ignore:
             _check_choice(cell, context)
@@ -282,7 +326,9 @@ def check(cells: Sequence[Cell], context: Context) -> None:
 def _check_choice(cell: Cell, context: Context) -> None:
     model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
     example = _images(cell.dataset, "test", context.data_dir).inputs(torch.arange(1))
-    if not choose_groups(find_groups(model, example), model, cell.only or None, cell.ignore or None):
+    if not choose_groups(
+        find_groups(model, example), model, cell.only or None, cell.ignore or None
+    ):
         raise OptionError(
             f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; leave out less."
         )

@@ -1,8 +1,9 @@
 """CIFAR-10's python version, read without unpickling anything.
 
-Its files are pickles, and a pickle may run any code. `pickletools` takes a file apart into opcodes and runs nothing.
-Only the opcodes that such a file consists of are followed, on a stack of texts, numbers, lists, tuples and dicts;
-numpy's constructors appear on it by name alone and are never called.
+Its files are pickles, and a pickle may run any code. `pickletools` takes a file apart into opcodes
+and runs nothing. Only the opcodes that such a file consists of are followed, on a stack of texts,
+numbers, lists, tuples and dicts; numpy's constructors appear on it by name alone and are never
+called.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def read_cifar_pickle(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def cifar_pickle_sizes() -> tuple[int, int]:
-    """The smallest and largest file there can be: a pixel takes two bytes where Python 3 wrote it as text."""
+    """The smallest and largest file there can be: a pixel takes two bytes where Python 3 wrote it
+    as text.
+    """
     pixels = int(np.prod(_shape()))
     return pixels + 2 * readers.CIFAR_RECORDS, 2 * pixels + 200 * readers.CIFAR_RECORDS + 2_000
 
@@ -44,7 +47,8 @@ def parse_cifar_pickle(name: Path | str, content: bytes) -> tuple[Tensor, Tensor
     try:
         batch = _walk(content)
         images, labels = _pixels(batch), _labels(batch)
-    # A Warning where warnings are errors: pickletools may warn of an odd escape in an opcode we refuse.
+    # A Warning where warnings are errors: pickletools may warn of an odd escape in an opcode we
+    # refuse.
     except (ValueError, Warning) as error:
         raise DataError(
             f"{name} is not a batch of CIFAR-10's python version: {str(error)[:700]}. Nothing in it was run. "
@@ -82,7 +86,9 @@ def _walk(content: bytes) -> dict[str, Any]:
     for count, (opcode, argument, position) in enumerate(pickletools.genops(content)):
         if (count == 0) != (opcode.name == "PROTO") or (count == 0 and argument not in _PROTOCOLS):
             found = f"{opcode.name} {str(argument)[:20]!r}"
-            raise ValueError(f"it has {found} at byte {position}; it must start with PROTO 2 to 5, and only there")
+            raise ValueError(
+                f"it has {found} at byte {position}; it must start with PROTO 2 to 5, and only there"
+            )
         if count > most:
             raise ValueError(f"it has more than {most} opcodes")
         if opcode.name == "STOP":
@@ -204,8 +210,14 @@ class _Stack:
         self._push(self._encoded(arguments) if encodes else _Call(name.text, arguments))
 
     def _encoded(self, arguments: tuple[Any, ...]) -> bytes:
-        if len(arguments) != 2 or not isinstance(arguments[0], str) or _text(arguments[1]) != "latin1":
-            raise ValueError("it calls _codecs.encode with other arguments than a text and 'latin1'")
+        if (
+            len(arguments) != 2
+            or not isinstance(arguments[0], str)
+            or _text(arguments[1]) != "latin1"
+        ):
+            raise ValueError(
+                "it calls _codecs.encode with other arguments than a text and 'latin1'"
+            )
         self._budget -= len(arguments[0])
         if self._budget < 0:
             raise ValueError("it encodes more text than it has")
@@ -238,12 +250,20 @@ _FOLDS: dict[str, Callable[[_Stack], None]] = {
 
 def _text(value: Any) -> str | None:
     """A text, whichever Python wrote it; None if it is none."""
-    return value.decode("latin-1") if isinstance(value, bytes) else value if isinstance(value, str) else None
+    return (
+        value.decode("latin-1")
+        if isinstance(value, bytes)
+        else value
+        if isinstance(value, str)
+        else None
+    )
 
 
 def _entry(batch: dict[str, Any], key: str) -> Any:
     if key not in batch:
-        raise ValueError(f"it has the keys {[key[:20] for key in list(batch)[:9]]}; needed are 'data' and 'labels'")
+        raise ValueError(
+            f"it has the keys {[key[:20] for key in list(batch)[:9]]}; needed are 'data' and 'labels'"
+        )
     return batch[key]
 
 
@@ -251,23 +271,37 @@ def _pixels(batch: dict[str, Any]) -> Tensor:
     """[N, 3, 32, 32] uint8: each row has the red plane, the green and the blue, row by row."""
     shape, dtype, order, content = _array(_entry(batch, "data"))
     if shape != _shape():
-        raise ValueError(f"its data has the shape {str(_plain(shape))[:80]}; expected is {_shape()}")
+        raise ValueError(
+            f"its data has the shape {str(_plain(shape))[:80]}; expected is {_shape()}"
+        )
     if not _is_bytes(dtype):
         raise ValueError("its data has another dtype than 'u1', which is expected")
     if order != "C":
         raise ValueError("its data is in Fortran order; expected is C order")
     if not isinstance(content, bytes) or len(content) != shape[0] * shape[1]:
-        found = f"{len(content)} bytes" if isinstance(content, bytes) else f"a {type(content).__name__}"
+        found = (
+            f"{len(content)} bytes" if isinstance(content, bytes) else f"a {type(content).__name__}"
+        )
         raise ValueError(f"its data is {found}; expected are {shape[0] * shape[1]} bytes")
     return readers.as_tensor(content).reshape(-1, *readers.CIFAR_SHAPE)
 
 
 def _array(made: Any) -> tuple[Any, Any, Any, Any]:
     """Shape, dtype, order and content of an array, in either of the two ways that numpy writes one."""
-    if isinstance(made, _Call) and made.name in _RECONSTRUCT and isinstance(made.state, tuple) and len(made.state) == 5:
+    if (
+        isinstance(made, _Call)
+        and made.name in _RECONSTRUCT
+        and isinstance(made.state, tuple)
+        and len(made.state) == 5
+    ):
         _, shape, dtype, fortran, content = made.state
         return shape, dtype, "C" if fortran is False or _plain(fortran) == 0 else "F", content
-    if isinstance(made, _Call) and made.name in _FROMBUFFER and made.state is None and len(made.arguments) == 4:
+    if (
+        isinstance(made, _Call)
+        and made.name in _FROMBUFFER
+        and made.state is None
+        and len(made.arguments) == 4
+    ):
         content, dtype, shape, order = made.arguments
         return shape, dtype, _text(order), content
     raise ValueError("its entry 'data' is no numpy array")
@@ -275,9 +309,17 @@ def _array(made: Any) -> tuple[Any, Any, Any, Any]:
 
 def _is_bytes(dtype: Any) -> bool:
     """Whether this is numpy's unsigned byte, without fields or subarrays."""
-    if not isinstance(dtype, _Call) or dtype.name != "numpy.dtype" or not isinstance(dtype.state, tuple):
+    if (
+        not isinstance(dtype, _Call)
+        or dtype.name != "numpy.dtype"
+        or not isinstance(dtype.state, tuple)
+    ):
         return False
-    plain = len(dtype.state) == 8 and _text(dtype.state[1]) == "|" and dtype.state[2:5] == (None, None, None)
+    plain = (
+        len(dtype.state) == 8
+        and _text(dtype.state[1]) == "|"
+        and dtype.state[2:5] == (None, None, None)
+    )
     return plain and len(dtype.arguments) == 3 and _text(dtype.arguments[0]) == "u1"
 
 
@@ -291,9 +333,13 @@ def _plain(value: Any) -> Any:
 def _labels(batch: dict[str, Any]) -> Tensor:
     labels = _entry(batch, "labels")
     if not isinstance(labels, list) or len(labels) != readers.CIFAR_RECORDS:
-        found = f"{len(labels)} values" if isinstance(labels, list) else f"a {type(labels).__name__}"
+        found = (
+            f"{len(labels)} values" if isinstance(labels, list) else f"a {type(labels).__name__}"
+        )
         raise ValueError(f"its labels are {found}; expected is a list of {readers.CIFAR_RECORDS}")
     for label in labels:
         if type(label) is not int or not 0 <= label < readers.CLASSES:
-            raise ValueError(f"it has the label {str(_plain(label))[:80]}; allowed are 0 to {readers.CLASSES - 1}")
+            raise ValueError(
+                f"it has the label {str(_plain(label))[:80]}; allowed are 0 to {readers.CLASSES - 1}"
+            )
     return torch.tensor(labels)

@@ -26,7 +26,14 @@ from subprune.errors import OptionError, SubpruneError
 from subprune.experiments import cells as running
 from subprune.experiments.config import Config, read_config, shipped_names
 from subprune.experiments.download import OFFICIAL, download
-from subprune.experiments.engine import Engine, Notify, Summary, plan_workers, run_cells, worker_context
+from subprune.experiments.engine import (
+    Engine,
+    Notify,
+    Summary,
+    plan_workers,
+    run_cells,
+    worker_context,
+)
 from subprune.experiments.grid import Cell, cells_of, parse_filters, select
 from subprune.experiments.local_engine import LocalEngine
 from subprune.experiments.store import Store
@@ -34,19 +41,32 @@ from subprune.experiments.store import Store
 __all__ = ["app"]
 
 app = typer.Typer(
-    help=f"Grids of prunings: run, stop, go on, report. Shipped: {', '.join(shipped_names())}.", no_args_is_help=True
+    help=f"Grids of prunings: run, stop, go on, report. Shipped: {', '.join(shipped_names())}.",
+    no_args_is_help=True,
 )
 out, err = Console(), Console(stderr=True)
 
-ConfigArgument = Annotated[str, typer.Argument(metavar="CONFIG.toml", help="A TOML file, or a shipped one's name.")]
-OutputOption = Annotated[Path | None, typer.Option(help="Folder of the results [default: results/NAME].")]
-OnlyOption = Annotated[list[str] | None, typer.Option(help="Part of the grid, e.g. method=random,act-grad or seed=42.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG.toml", help="A TOML file, or a shipped one's name.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="Folder of the results [default: results/NAME].")
+]
+OnlyOption = Annotated[
+    list[str] | None, typer.Option(help="Part of the grid, e.g. method=random,act-grad or seed=42.")
+]
 
 
-def _load(config: str, only: list[str] | None, output: Path | None) -> tuple[Config, list[Cell], Path]:
+def _load(
+    config: str, only: list[str] | None, output: Path | None
+) -> tuple[Config, list[Cell], Path]:
     read = read_config(config)
     running.load_sources(read.sources)
-    return read, select(cells_of(read), parse_filters(only or [])), output or Path("results") / read.name
+    return (
+        read,
+        select(cells_of(read), parse_filters(only or [])),
+        output or Path("results") / read.name,
+    )
 
 
 @app.command(epilog="Example: subprune experiment run smoke --workers 1")
@@ -55,12 +75,22 @@ def run(
     output: OutputOption = None,
     only: OnlyOption = None,
     engine: Annotated[str, typer.Option(help="local (processes here) or ray.")] = "local",
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; without it, Ray on this machine.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Cells at once [default: as fits cores and memory].")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster; without it, Ray on this machine.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Cells at once [default: as fits cores and memory].")
+    ] = None,
     retries: Annotated[int, typer.Option(help="More tries for a cell that failed.")] = 2,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets [default: $SUBPRUNE_DATA].")] = None,
-    models_dir: Annotated[Path | None, typer.Option(help="Folder of weights [default: $SUBPRUNE_MODELS].")] = None,
-    fetch: Annotated[bool, typer.Option("--download", help="Get a missing data set from its official place.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the data sets [default: $SUBPRUNE_DATA].")
+    ] = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder of weights [default: $SUBPRUNE_MODELS].")
+    ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--download", help="Get a missing data set from its official place.")
+    ] = False,
 ) -> None:
     """Run all cells that are not finished; stop it at any moment and start it again to go on."""
     read, wanted, folder = _load(config, only, output)
@@ -98,7 +128,12 @@ def _progress(total: int, done: int) -> Iterator[Notify]:
     if not err.is_terminal:
         yield lambda kind, number, text: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, TimeRemainingColumn(elapsed_when_finished=True), console=err) as bar:
         overall = bar.add_task("cells", total=total, completed=done)
         lines: dict[int, TaskID] = {}
@@ -140,13 +175,24 @@ def status(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
     for cell in wanted:
         state = found[cell.key]["status"] if cell.key in found else "left"
         counts.setdefault(cell.method, Counter())[state] += 1
-    table = Table("method", "done", "not feasible", "failed", "left", title=f"{read.name}: {len(wanted)} cells")
+    table = Table(
+        "method",
+        "done",
+        "not feasible",
+        "failed",
+        "left",
+        title=f"{read.name}: {len(wanted)} cells",
+    )
     for method, own in counts.items():
-        table.add_row(method, *(str(own[state]) for state in ("done", "infeasible", "failed", "left")))
+        table.add_row(
+            method, *(str(own[state]) for state in ("done", "infeasible", "failed", "left"))
+        )
     out.print(table)
     for cell in wanted:
         if cell.key in found and found[cell.key]["status"] == "failed":
-            out.print(f"failed: {cell.label}: {found[cell.key]['note']}", highlight=False, markup=False)
+            out.print(
+                f"failed: {cell.label}: {found[cell.key]['note']}", highlight=False, markup=False
+            )
 
 
 @app.command(epilog="Example: subprune experiment report lenet-mnist --output results/lenet-mnist")
@@ -158,9 +204,13 @@ def report(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
     read, wanted, folder = _load(config, only, output)
     with _existing(folder) as store:
         written = write_report(read, store.rows(cell.key for cell in wanted), folder)
-    out.print("written: " + ", ".join(str(path) for path in written), soft_wrap=True, highlight=False)
+    out.print(
+        "written: " + ", ".join(str(path) for path in written), soft_wrap=True, highlight=False
+    )
     if not can_draw():
-        out.print("no figures: they need matplotlib; pip install 'subprune[experiments]'", markup=False)
+        out.print(
+            "no figures: they need matplotlib; pip install 'subprune[experiments]'", markup=False
+        )
 
 
 @app.command(epilog="Example: subprune experiment export lenet-mnist lenet.csv")
@@ -181,7 +231,9 @@ def export(
 
 def _existing(folder: Path) -> Store:
     if not (folder / "results.sqlite").is_file():
-        raise OptionError(f"{folder} holds no results.sqlite; run the experiment first, or give its --output.")
+        raise OptionError(
+            f"{folder} holds no results.sqlite; run the experiment first, or give its --output."
+        )
     return Store(folder / "results.sqlite")
 
 

@@ -1,8 +1,9 @@
 """LeNet trained by a small C loop instead of PyTorch's: the same mathematics, many times faster.
 
-A pruned LeNet is so small that PyTorch spends a step on everything but arithmetic. `lenet_train.c` is compiled
-once per process with the machine's C compiler (the one CC names, if it is set); where there is none, or the model or
-the recipe is anything else, `trainer` answers None and the ordinary loop is used.
+A pruned LeNet is so small that PyTorch spends a step on everything but arithmetic. `lenet_train.c`
+is compiled once per process with the machine's C compiler (the one CC names, if it is set); where
+there is none, or the model or the recipe is anything else, `trainer` answers None and the ordinary
+loop is used.
 """
 
 from __future__ import annotations
@@ -58,27 +59,40 @@ class LeNetTrainer:
         self._library, self._plan, self._parameters = library, plan, list(model.parameters())
         self._pixels, self._labels = images.images.contiguous(), images.labels.long().contiguous()
         self._scale, self._shift = (float(x) for x in images.scale_and_shift())
-        self._widths = torch.tensor([len(p) for p in self._parameters[0:8:2]], dtype=torch.int32, device="cpu")
+        self._widths = torch.tensor(
+            [len(p) for p in self._parameters[0:8:2]], dtype=torch.int32, device="cpu"
+        )
         count = sum(p.numel() for p in self._parameters)
-        self._state = torch.zeros(2 * count, dtype=torch.float32, device="cpu")  # Adam's two averages
+        # Adam's two averages
+        self._state = torch.zeros(2 * count, dtype=torch.float32, device="cpu")
         self._steps = 0
 
     def epoch(self, order: Tensor, rate: float) -> float:
-        """One pass over the images in this order; returns the mean loss, not a number if a weight is none."""
+        """One pass over the images in this order; returns the mean loss, not a number if a weight
+        is none.
+        """
         flat = torch.cat([p.detach().flatten() for p in self._parameters])
         order, batch = order.long().contiguous(), min(self._plan.batch_size, len(order))
-        sound = bool(flat.isfinite().all())  # the ReLUs of the C loop take what is not a number for zero
+        # the ReLUs of the C loop take what is not a number for zero
+        sound = bool(flat.isfinite().all())
         total: float = self._library.lenet_epoch(
             *(_pointer(x) for x in (self._pixels, self._labels, order)),
-            len(order), batch, self._scale, self._shift,
+            len(order),
+            batch,
+            self._scale,
+            self._shift,
             *(_pointer(x) for x in (self._widths, flat, self._state)),
-            self._steps, rate, self._plan.weight_decay,
-        )  # fmt: skip
+            self._steps,
+            rate,
+            self._plan.weight_decay,
+        )
         if total < 0:
             raise MemoryError("there was no memory for training LeNet")
         self._steps += -(-len(order) // batch)
         with torch.no_grad():
-            for p, new in zip(self._parameters, flat.split([p.numel() for p in self._parameters]), strict=True):
+            for p, new in zip(
+                self._parameters, flat.split([p.numel() for p in self._parameters]), strict=True
+            ):
                 p.copy_(new.view_as(p))
         return total / len(order) if sound and bool(flat.isfinite().all()) else math.nan
 
@@ -87,15 +101,25 @@ def _are_digits(images: Images) -> bool:
     """Whether the images and labels are what LeNet is for, in the CPU's memory."""
     pixels, labels = images.images, images.labels
     near = pixels.device.type == labels.device.type == "cpu"
-    right = pixels.shape[1:] == (1, 28, 28) and pixels.dtype == torch.uint8 and len(labels) == len(pixels)
+    right = (
+        pixels.shape[1:] == (1, 28, 28)
+        and pixels.dtype == torch.uint8
+        and len(labels) == len(pixels)
+    )
     return near and right and int(labels.min()) >= 0 and int(labels.max()) < CLASSES
 
 
 def _is_lenet(model: nn.Module) -> bool:
-    """Whether it computes what the C loop does: a plain LeNet, pruned or not, in float32 on the CPU, all trained."""
+    """Whether it computes what the C loop does: a plain LeNet, pruned or not, in float32 on the
+    CPU, all trained.
+    """
     watched = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "forward")
     own = [vars(m).get(name) for m in model.modules() for name in watched]
-    if type(model) is not LeNet or any(own) or [type(m) for m in model.children()] != [nn.Conv2d] * 2 + [nn.Linear] * 3:
+    if (
+        type(model) is not LeNet
+        or any(own)
+        or [type(m) for m in model.children()] != [nn.Conv2d] * 2 + [nn.Linear] * 3
+    ):
         return False
     found = dict(model.named_parameters())
     layers = [name for name, _ in model.named_children()]
@@ -104,10 +128,14 @@ def _is_lenet(model: nn.Module) -> bool:
     wanted = {f"{name}.weight": shape for name, shape in zip(layers, shapes, strict=True)}
     wanted |= {f"{name}.bias": shape[:1] for name, shape in zip(layers, shapes, strict=True)}
     plain = all(
-        (c.stride, c.padding, c.dilation, c.groups, c.padding_mode) == ((1, 1), (0, 0), (1, 1), 1, "zeros")
+        (c.stride, c.padding, c.dilation, c.groups, c.padding_mode)
+        == ((1, 1), (0, 0), (1, 1), 1, "zeros")
         for c in (model.conv1, model.conv2)
     )
-    near = all(p.dtype == torch.float32 and p.device.type == "cpu" and p.requires_grad for p in found.values())
+    near = all(
+        p.dtype == torch.float32 and p.device.type == "cpu" and p.requires_grad
+        for p in found.values()
+    )
     return plain and near and {name: tuple(p.shape) for name, p in found.items()} == wanted
 
 
@@ -136,16 +164,36 @@ def _library() -> Any | None:
 
 
 def _compile(command: list[str]) -> Any:
-    source = resources.files("subprune.experiments").joinpath("lenet_train.c").read_text(encoding="utf-8")
+    source = (
+        resources.files("subprune.experiments")
+        .joinpath("lenet_train.c")
+        .read_text(encoding="utf-8")
+    )
     with tempfile.TemporaryDirectory(prefix="subprune-", ignore_cleanup_errors=True) as folder:
         path, made = Path(folder, "lenet_train.c"), Path(folder, "lenet_train.so")
         path.write_text(source, encoding="utf-8")
-        subprocess.run([*command, "-o", str(made), str(path), "-lm"], check=True, capture_output=True, timeout=_SECONDS)
+        subprocess.run(
+            [*command, "-o", str(made), str(path), "-lm"],
+            check=True,
+            capture_output=True,
+            timeout=_SECONDS,
+        )
         library = ctypes.CDLL(str(made))  # stays in memory when the file is gone
     library.lenet_epoch.restype = ctypes.c_double
     pointer, whole, wide, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
     library.lenet_epoch.argtypes = [
-        pointer, pointer, pointer, wide, whole, ctypes.c_float, ctypes.c_float,
-        pointer, pointer, pointer, wide, real, real,
-    ]  # fmt: skip
+        pointer,
+        pointer,
+        pointer,
+        wide,
+        whole,
+        ctypes.c_float,
+        ctypes.c_float,
+        pointer,
+        pointer,
+        pointer,
+        wide,
+        real,
+        real,
+    ]
     return library

@@ -1,4 +1,6 @@
-"""An experiment as a TOML file: read, checked once, frozen. Unknown keys are refused with the nearest known."""
+"""An experiment as a TOML file: read, checked once, frozen. Unknown keys are refused with the
+nearest known.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["FINETUNE", "SHIPPED", "TARGETS", "Config", "find_config", "parse_config", "read_config", "shipped_names"]
+__all__ = [
+    "FINETUNE",
+    "SHIPPED",
+    "TARGETS",
+    "Config",
+    "find_config",
+    "parse_config",
+    "read_config",
+    "shipped_names",
+]
 
 FINETUNE = ("none", "limited", "full")
 TARGETS = ("compression", "keep")
@@ -31,7 +42,8 @@ SHIPPED = Path(__file__).resolve().parent / "configs"
 
 @dataclass(frozen=True)
 class Config:
-    """A grid of cells: every combination of method, reweighting, BatchNorm, value, fine-tuning and seed.
+    """A grid of cells: every combination of method, reweighting, BatchNorm, value, fine-tuning and
+    seed.
 
     Attributes:
         name: of the experiment; letters, digits and dashes.
@@ -84,11 +96,14 @@ class Config:
     memory: float = 2.0
     paper_model: str = ""
     paper_dense: float = 0.0
-    sources: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)  # of the modules: name, text
+    # of the modules: name, text
+    sources: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", self.name):
-            raise OptionError(f"name is {self.name!r}; allowed are small letters, digits and dashes.")
+            raise OptionError(
+                f"name is {self.name!r}; allowed are small letters, digits and dashes."
+            )
         _one_of("dataset", [self.dataset], dataset_names())
         _one_of("target", [self.target], TARGETS)
         _one_of("layerwise", [self.layerwise], RULES)
@@ -116,14 +131,20 @@ class Config:
         low, high = (1, float("inf")) if self.target == "compression" else (0, 1)
         for value in self.values:
             if not low <= value <= high or value == 0:
-                raise OptionError(f"values holds {value}; {self.target} must lie between {low} and {high}.")
+                raise OptionError(
+                    f"values holds {value}; {self.target} must lie between {low} and {high}."
+                )
         if not self.memory > 0:
             raise OptionError(f"memory is {self.memory}; give the GB one worker needs.")
 
     def rule(self, method: str) -> str:
         """The budget rule of a method: its own, or the one for all layerwise methods."""
         own = find_method(method).allocate
-        return self.layerwise if own == "sampling" and self.layerwise == "uniform" else own or self.layerwise
+        return (
+            self.layerwise
+            if own == "sampling" and self.layerwise == "uniform"
+            else own or self.layerwise
+        )
 
 
 def _one_of(what: str, given: Any, allowed: Any) -> None:
@@ -147,7 +168,9 @@ def find_config(name: str) -> Path:
     if (SHIPPED / f"{path.stem}.toml").is_file() and path.parent == Path("."):
         return SHIPPED / f"{path.stem}.toml"
     near = closest(path.stem, shipped_names())
-    raise OptionError(f"{name} is no file; {near}give a .toml file or one of {', '.join(shipped_names())}.")
+    raise OptionError(
+        f"{name} is no file; {near}give a .toml file or one of {', '.join(shipped_names())}."
+    )
 
 
 def read_config(name: str | Path) -> Config:
@@ -161,7 +184,9 @@ def read_config(name: str | Path) -> Config:
     for module in content.get("modules", ()):
         file = path.parent / str(module)
         if not file.is_file():
-            raise DataError(f"modules names {module!r}, and {file} is no file; put it beside the TOML file.")
+            raise DataError(
+                f"modules names {module!r}, and {file} is no file; put it beside the TOML file."
+            )
         sources.append((file.stem, file.read_text(encoding="utf-8")))
     try:
         return parse_config(content, tuple(sources))
@@ -175,12 +200,20 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
     values = {}
     for key, value in content.items():
         if key not in hints:
-            raise OptionError(f"unknown setting {key!r}; {closest(key, hints)}allowed are {', '.join(hints)}.")
+            raise OptionError(
+                f"unknown setting {key!r}; {closest(key, hints)}allowed are {', '.join(hints)}."
+            )
         values[key] = _typed(key, value, hints[key])
     missing = dataclasses.MISSING
-    required = [f.name for f in dataclasses.fields(Config) if f.default is missing and f.default_factory is missing]
+    required = [
+        f.name
+        for f in dataclasses.fields(Config)
+        if f.default is missing and f.default_factory is missing
+    ]
     if absent := [name for name in required if name not in values]:
-        raise OptionError(f"{', '.join(absent)} is not set; an experiment needs {', '.join(required)}.")
+        raise OptionError(
+            f"{', '.join(absent)} is not set; an experiment needs {', '.join(required)}."
+        )
     return Config(**values, sources=sources)
 
 
@@ -191,13 +224,17 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
         if choice and isinstance(value, str):
             return (value,)
         if not isinstance(value, list):
-            raise OptionError(f"{key} is {value!r}; it must be a {'string or a list of them' if choice else 'list'}.")
+            raise OptionError(
+                f"{key} is {value!r}; it must be a {'string or a list of them' if choice else 'list'}."
+            )
         return tuple(_typed(key, v, get_args(kind)[0]) for v in value)
     if get_origin(kind) is dict:
         if not isinstance(value, dict):
             raise OptionError(f"{key} is {value!r}; it must be a table, {{ name = value }}.")
         return {name: _typed(f"{key}.{name}", v, get_args(kind)[1]) for name, v in value.items()}
-    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+    fits = isinstance(value, (int, float) if kind is float else kind) and (
+        kind is bool
+    ) == isinstance(value, bool)
     if not fits:
         raise OptionError(f"{key} holds {value!r}; it must be of type {kind.__name__}.")
     return float(value) if kind is float else value

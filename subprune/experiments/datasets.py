@@ -1,7 +1,8 @@
-"""MNIST and CIFAR-10 from their official files, and the small MNIST sample that ships with the package.
+"""MNIST and CIFAR-10 from their official files, and the small MNIST sample that ships with the
+package.
 
-A file is either read whole and found to be exactly what was expected, or refused by name. Every size is
-known and compared before memory is taken for it (see `readers`).
+A file is either read whole and found to be exactly what was expected, or refused by name. Every
+size is known and compared before memory is taken for it (see `readers`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments import assets_dir
-from subprune.experiments.cifar_pickle import cifar_pickle_sizes, parse_cifar_pickle, read_cifar_pickle
-from subprune.experiments.readers import archive_bytes, check_labels, cifar_sizes, parse_cifar, read_cifar, read_idx
+from subprune.experiments.cifar_pickle import (
+    cifar_pickle_sizes,
+    parse_cifar_pickle,
+    read_cifar_pickle,
+)
+from subprune.experiments.readers import (
+    archive_bytes,
+    check_labels,
+    cifar_sizes,
+    parse_cifar,
+    read_cifar,
+    read_idx,
+)
 
 __all__ = [
     "Images",
@@ -35,7 +47,9 @@ DATA_VARIABLE = "SUBPRUNE_DATA"
 
 @dataclass(frozen=True)
 class _Source:
-    """Where a data set's files are looked for, how many images each split has, and its normalisation."""
+    """Where a data set's files are looked for, how many images each split has, and its
+    normalisation.
+    """
 
     folders: tuple[str, ...]
     counts: dict[str, int]
@@ -122,7 +136,8 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
         name: "mnist" or "cifar10" (official files), or "mnist-sample" (shipped; `data_dir` is not used).
         split: "train" or "test".
         data_dir: the folder that holds `mnist/`, `cifar-10-batches-bin/` or `cifar-10-batches-py/`, or the files
-            themselves, or CIFAR-10's official archive; by default the environment variable SUBPRUNE_DATA.
+            themselves, or CIFAR-10's official archive; by default the environment variable
+            SUBPRUNE_DATA.
     """
     if name not in _SOURCES:
         raise OptionError(
@@ -146,7 +161,9 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
         )
     root = Path(given)
     if not root.is_dir():
-        raise DataError(f"the data folder {root} does not exist or is not a folder; give the one that holds {name!r}.")
+        raise DataError(
+            f"the data folder {root} does not exist or is not a folder; give the one that holds {name!r}."
+        )
     return root
 
 
@@ -176,14 +193,18 @@ def _load_mnist(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor
 
 
 def _load_cifar(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, 32, 32] and labels [N] from the binary or the python version, or an archive of either."""
+    """Images [N, 3, 32, 32] and labels [N] from the binary or the python version, or an archive of
+    either.
+    """
     stems = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     archives = [root / name for name in _CIFAR_ARCHIVES if (root / name).is_file()]
     if archives and not _found(root, source.folders, (f"{stems[0]}.bin", stems[0])):
         parts = _cifar_from_archive(archives[0], stems)
     else:
         paths = [_find(root, source.folders, (f"{stem}.bin", stem)) for stem in stems]
-        parts = [read_cifar(path) if path.suffix == ".bin" else read_cifar_pickle(path) for path in paths]
+        parts = [
+            read_cifar(path) if path.suffix == ".bin" else read_cifar_pickle(path) for path in paths
+        ]
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
@@ -192,7 +213,8 @@ def _cifar_from_archive(archive: Path, stems: list[str]) -> list[tuple[Tensor, T
     pattern, sizes, parse = _CIFAR_ARCHIVES[archive.name]
     members = [pattern.format(stem) for stem in stems]
     found = {
-        member: parse(f"{archive}: {member}", content) for member, content in archive_bytes(archive, members, sizes())
+        member: parse(f"{archive}: {member}", content)
+        for member, content in archive_bytes(archive, members, sizes())
     }
     return [found[member] for member in members]
 
@@ -207,11 +229,14 @@ class VerificationSplit(NamedTuple):
 def split_verification(images: Images, size: int, seed: int) -> VerificationSplit:
     """Set `size` random images aside, to measure accuracy on while budgets are chosen.
 
-    One permutation belongs to a seed: verification takes its end, `calibration_batches` its beginning, so
-    with the same images and seed the two are disjoint unless together they need more images than there are.
+    One permutation belongs to a seed: verification takes its end, `calibration_batches` its
+    beginning, so with the same images and seed the two are disjoint unless together they need more
+    images than there are.
     """
     if not 0 <= size <= len(images):
-        raise OptionError(f"size is {size}; allowed is 0 to {len(images)}, the images of this split.")
+        raise OptionError(
+            f"size is {size}; allowed is 0 to {len(images)}, the images of this split."
+        )
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     cut = len(images) - size
     return VerificationSplit(verification=order[cut:], rest=order[:cut])
@@ -220,7 +245,8 @@ def split_verification(images: Images, size: int, seed: int) -> VerificationSpli
 def calibration_batches(
     images: Images, n: int, seed: int, batch_size: int = 128, augmented: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Draw `n` different images at random and return them as batches of (normalised inputs, labels).
+    """Draw `n` different images at random and return them as batches of (normalised inputs,
+    labels).
 
     Args:
         images: the split to draw from.
@@ -243,7 +269,8 @@ def calibration_batches(
 
 
 def augment(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Flip each image with probability ½ and crop it at random from a black border of `padding` pixels.
+    """Flip each image with probability ½ and crop it at random from a black border of `padding`
+    pixels.
 
     Works on stored pixels, [N, C, H, W] before normalisation, so that the border is black as usual.
     """

@@ -1,4 +1,6 @@
-"""The official files from their places, checksums compared, each file there whole or not at all. Needs pooch."""
+"""The official files from their places, checksums compared, each file there whole or not at all.
+Needs pooch.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,17 @@ OFFICIAL = {
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
         "cifar-10-batches-bin",
-        tuple(f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")),
+        tuple(
+            f"cifar-10-batches-bin/{name}.bin"
+            for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+        ),
     ),
 }
 
 
 def download(name: str, data_dir: str | Path, source: Official | None = None) -> list[Path]:
-    """Fetch what is missing of a data set into the data folder; returns the files that were written.
+    """Fetch what is missing of a data set into the data folder; returns the files that were
+    written.
 
     Args:
         name: "mnist" or "cifar10".
@@ -54,7 +60,9 @@ def download(name: str, data_dir: str | Path, source: Official | None = None) ->
     """
     if source is None and name not in OFFICIAL:
         near = closest(name, OFFICIAL)
-        raise OptionError(f"{name!r} cannot be downloaded; {near}allowed are {', '.join(OFFICIAL)}.")
+        raise OptionError(
+            f"{name!r} cannot be downloaded; {near}allowed are {', '.join(OFFICIAL)}."
+        )
     own = source or OFFICIAL[name]
     folder = Path(data_dir) / own.folder
     wanted = [Path(member).name for member in own.members] or list(own.files)
@@ -64,7 +72,9 @@ def download(name: str, data_dir: str | Path, source: Official | None = None) ->
     with tempfile.TemporaryDirectory() as scratch:
         for file, md5 in own.files.items():
             fetched = _fetch(own.base + file, md5, Path(scratch))
-            contents = _members(fetched, own.members) if own.members else {file: fetched.read_bytes()}
+            contents = (
+                _members(fetched, own.members) if own.members else {file: fetched.read_bytes()}
+            )
             written += [write_atomic(folder / part, content) for part, content in contents.items()]
     return written
 
@@ -73,10 +83,14 @@ def _fetch(url: str, md5: str, scratch: Path) -> Path:
     try:
         import pooch
     except ImportError as error:
-        raise OptionError("downloads need pooch; run pip install 'subprune[experiments]'.") from error
+        raise OptionError(
+            "downloads need pooch; run pip install 'subprune[experiments]'."
+        ) from error
     pooch.get_logger().setLevel("WARNING")
     try:
-        return Path(pooch.retrieve(url, known_hash=f"md5:{md5}", path=scratch, fname=url.rpartition("/")[2]))
+        return Path(
+            pooch.retrieve(url, known_hash=f"md5:{md5}", path=scratch, fname=url.rpartition("/")[2])
+        )
     except (ValueError, OSError) as error:  # a wrong checksum; no connection
         raise DataError(
             f"{url} could not be downloaded as it should be ({error}); try again, or put the official file into the "
@@ -92,7 +106,9 @@ def _members(archive: Path, members: tuple[str, ...]) -> dict[str, bytes]:
             for member in members:
                 file = tar.extractfile(member)
                 if file is None:
-                    raise DataError(f"{member} in {archive.name} is no file; get the official archive.")
+                    raise DataError(
+                        f"{member} in {archive.name} is no file; get the official archive."
+                    )
                 found[Path(member).name] = file.read()
     except (tarfile.TarError, KeyError, EOFError) as error:
         raise DataError(f"{archive.name} is not the official archive: {error}.") from error

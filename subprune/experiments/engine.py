@@ -1,7 +1,7 @@
 """Runs cells: the part every engine shares, and worker processes on this machine.
 
-An engine takes jobs and reports outcomes cell by cell. Only the process that started it writes to the store,
-so a worker that dies takes nothing with it but the cell it was at.
+An engine takes jobs and reports outcomes cell by cell. Only the process that started it writes to
+the store, so a worker that dies takes nothing with it but the cell it was at.
 """
 
 from __future__ import annotations
@@ -26,12 +26,23 @@ from subprune.experiments.config import Config
 from subprune.experiments.grid import Cell, Job, jobs_of
 from subprune.experiments.store import Outcome, Store
 
-__all__ = ["Engine", "Event", "Summary", "free_memory", "plan_workers", "run_cells", "versions", "worker_context"]
+__all__ = [
+    "Engine",
+    "Event",
+    "Summary",
+    "free_memory",
+    "plan_workers",
+    "run_cells",
+    "versions",
+    "worker_context",
+]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What an engine reports: a stage of a worker, an outcome of a cell, or a job that ended (well or not)."""
+    """What an engine reports: a stage of a worker, an outcome of a cell, or a job that ended (well
+    or not).
+    """
 
     kind: str  # "stage", "outcome", "ended" or "lost"
     job: int
@@ -83,7 +94,16 @@ def run_cells(
     finished = store.finished()
     left = [cell for cell in cells if cell.key not in finished]
     summary = Summary(total=len(cells), skipped=len(cells) - len(left))
-    run = _Run(config, store, engine, retries, notify, summary, versions(), deque(jobs_of(left, config.sources)))
+    run = _Run(
+        config,
+        store,
+        engine,
+        retries,
+        notify,
+        summary,
+        versions(),
+        deque(jobs_of(left, config.sources)),
+    )
     try:
         while run.start():
             for event in engine.events():
@@ -118,7 +138,9 @@ class _Run:
             self.summary.elsewhere += len(open_ - ours)
             if ours:
                 self.numbers += 1
-                self.running[self.numbers] = replace(job, cells=tuple(c for c in job.cells if c.key in ours))
+                self.running[self.numbers] = replace(
+                    job, cells=tuple(c for c in job.cells if c.key in ours)
+                )
                 self.engine.submit(self.numbers, self.running[self.numbers])
         return bool(self.running)
 
@@ -132,7 +154,9 @@ class _Run:
             self._end(event)
 
     def _outcome(self, number: int, cell: Cell, outcome: Outcome) -> None:
-        """Write a cell's outcome; a failed cell waits for another try first, unless its options were refused."""
+        """Write a cell's outcome; a failed cell waits for another try first, unless its options
+        were refused.
+        """
         job = self.running[number]
         self.running[number] = replace(job, cells=tuple(c for c in job.cells if c.key != cell.key))
         tried = self.tries[cell.key] = self.tries.get(cell.key, 0) + 1
@@ -153,7 +177,9 @@ class _Run:
         self.notify("cell", number, f"{cell.label}: {outcome.values.get('top1', float('nan')):.2f}")
 
     def _end(self, event: Event) -> None:
-        """A job ended; if its worker was lost, the cell it was at counts as failed and the rest starts again."""
+        """A job ended; if its worker was lost, the cell it was at counts as failed and the rest
+        starts again.
+        """
         job = self.running[event.job]
         if event.kind == "lost" and job.cells:
             self._outcome(event.job, job.cells[0], Outcome("failed", {"note": event.text}))
@@ -165,12 +191,27 @@ class _Run:
 
 def versions() -> dict[str, str]:
     """What the results were made with."""
-    found = {"subprune": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    found = {
+        "subprune": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     found["machine"] = platform.machine()
     folder = Path(__file__).resolve().parent
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # not a working copy
-        asked = ["git", "-C", os.fspath(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        found["commit"] = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        asked = [
+            "git",
+            "-C",
+            os.fspath(folder),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=12",
+            "--exclude=*",
+        ]
+        found["commit"] = subprocess.run(
+            asked, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     return found
 
 
@@ -204,7 +245,9 @@ def plan_workers(config: Config, asked: int | None = None) -> tuple[int, int]:
     return workers, max(1, min(limit, cores() // workers))
 
 
-def worker_context(data_dir: str | None, models_dir: str | None, cache: Path, threads: int) -> Context:
+def worker_context(
+    data_dir: str | None, models_dir: str | None, cache: Path, threads: int
+) -> Context:
     """Absolute paths, so that a worker elsewhere finds the same folders."""
 
     def absolute(path: str | None) -> str | None:

@@ -1,4 +1,6 @@
-"""The paper's figures as PNG: top-1 against compression, with and without reweighting. Needs matplotlib."""
+"""The paper's figures as PNG: top-1 against compression, with and without reweighting. Needs
+matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,16 @@ from subprune.experiments.tables import LABELS, OURS, Group, Point
 from subprune.io.files import write_atomic
 
 __all__ = [
-    "COLOURS", "can_draw", "colour", "figure", "figure_name", "methods_in_order", "panels", "setting_title",
+    "COLOURS",
+    "can_draw",
+    "colour",
+    "figure",
+    "figure_name",
+    "methods_in_order",
+    "panels",
+    "setting_title",
     "write_figures",
-]  # fmt: skip
+]
 
 COLOURS = {
     "asym-in-change": "#b2182b",
@@ -61,37 +70,55 @@ def methods_in_order(found: dict[Group, list[Point]]) -> list[str]:
     return [m for m in LABELS if m in present] + sorted(present - set(LABELS))
 
 
-def write_figures(config: Config, found: dict[Group, list[Point]], dense: float, folder: Path) -> list[Path]:
+def write_figures(
+    config: Config, found: dict[Group, list[Point]], dense: float, folder: Path
+) -> list[Path]:
     """One PNG for each BatchNorm and fine-tuning setting."""
     written = []
     for batchnorm, finetune in panels(found):
         content = io.BytesIO()
         drawn = figure(config, found, dense, batchnorm, finetune)
         drawn.savefig(content, format="png", dpi=110, metadata={"Software": None})
-        written.append(write_atomic(folder / f"{figure_name(batchnorm, finetune)}.png", content.getvalue()))
+        written.append(
+            write_atomic(folder / f"{figure_name(batchnorm, finetune)}.png", content.getvalue())
+        )
     return written
 
 
-def figure(config: Config, found: dict[Group, list[Point]], dense: float, batchnorm: str, finetune: str) -> Any:
+def figure(
+    config: Config, found: dict[Group, list[Point]], dense: float, batchnorm: str, finetune: str
+) -> Any:
     """With and without reweighting side by side, and one legend for both."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise OptionError("figures need matplotlib; run pip install 'subprune[experiments]'.") from error
+        raise OptionError(
+            "figures need matplotlib; run pip install 'subprune[experiments]'."
+        ) from error
     drawn = Figure(figsize=(12, 5), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)
     for axis, reweight in zip(axes, (True, False), strict=True):
         _draw(axis, config, found, dense, reweight, batchnorm, finetune)
-    lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    lines = {
+        label: line
+        for axis in axes
+        for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     labels = [name for name in (LABELS.get(m, m) for m in methods_in_order(found)) if name in lines]
-    drawn.legend([lines[name] for name in labels], labels, loc="outside lower center", ncols=6, frameon=False)
+    drawn.legend(
+        [lines[name] for name in labels], labels, loc="outside lower center", ncols=6, frameon=False
+    )
     drawn.suptitle(f"{config.title or config.name}: {setting_title(batchnorm, finetune)}")
     return drawn
 
 
 def setting_title(batchnorm: str, finetune: str) -> str:
     """What was done after pruning, in words."""
-    words = {"none": "No fine-tuning", "limited": "Fine-tuned on the same batches", "full": "Fine-tuned on all data"}
+    words = {
+        "none": "No fine-tuning",
+        "limited": "Fine-tuned on the same batches",
+        "full": "Fine-tuned on all data",
+    }
     again = ", BatchNorm re-estimated"
     renewed = {"keep": "", "recalibrate": again, "sequential": f"{again} on the way"}
     return words[finetune] + renewed[batchnorm]
@@ -108,12 +135,16 @@ def _draw(
 ) -> None:
     for method in methods_in_order(found):
         if not reweight and method in OURS:  # faded, for reference
-            _line(axis, found.get((method, True, batchnorm, finetune), []), dense, method, faded=True)
+            _line(
+                axis, found.get((method, True, batchnorm, finetune), []), dense, method, faded=True
+            )
         _line(axis, found.get((method, reweight, batchnorm, finetune), []), dense, method)
     axis.set_xscale("log", base=2 if config.target == "compression" else 10)
     ticks = list(config.values)
     axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
-    axis.set_xlabel("compression ratio" if config.target == "compression" else "share of channels kept")
+    axis.set_xlabel(
+        "compression ratio" if config.target == "compression" else "share of channels kept"
+    )
     axis.set_title("with reweighting" if reweight else "without reweighting")
     axis.grid(alpha=0.3)
     if reweight:
@@ -125,5 +156,9 @@ def _line(axis: Any, own: Sequence[Point], dense: float, method: str, faded: boo
         return
     pairs = sorted([(1.0, dense, 0.0), *((p.value, p.top1, p.std) for p in own)])
     x, y, error = zip(*pairs, strict=True)
-    style: dict[str, Any] = {"alpha": 0.3, "linestyle": "--"} if faded else {"label": LABELS.get(method, method)}
-    axis.errorbar(x, y, yerr=error, color=colour(method), marker=".", capsize=2, linewidth=1.3, **style)
+    style: dict[str, Any] = (
+        {"alpha": 0.3, "linestyle": "--"} if faded else {"label": LABELS.get(method, method)}
+    )
+    axis.errorbar(
+        x, y, yerr=error, color=colour(method), marker=".", capsize=2, linewidth=1.3, **style
+    )

@@ -1,4 +1,6 @@
-"""From an experiment to its cells, and from cells to jobs: cells that share work are run one after another."""
+"""From an experiment to its cells, and from cells to jobs: cells that share work are run one after
+another.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ WITH_CURVES = (*EQUAL, "balanced", "error", "knapsack")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run, with everything its result depends on; what does not matter for it has a fixed value."""
+    """One run, with everything its result depends on; what does not matter for it has a fixed
+    value.
+    """
 
     model: str
     dataset: str
@@ -71,19 +75,37 @@ class Cell:
             "" if self.batchnorm == "keep" else f"BN {self.batchnorm}",
             "" if self.finetune == "none" else f"ft {self.finetune}",
         ]
-        words = [self.method, f"{self.target[0]} = {self.value:g}", *filter(None, extras), f"seed {self.seed}"]
+        words = [
+            self.method,
+            f"{self.target[0]} = {self.value:g}",
+            *filter(None, extras),
+            f"seed {self.seed}",
+        ]
         return ", ".join(words)
 
     @property
     def pruning(self) -> Cell:
-        """The same without what comes after pruning: cells that agree in it share the pruned network."""
-        batchnorm = "sequential" if self.batchnorm == "sequential" else "keep"  # the one that is part of pruning
-        return dataclasses.replace(self, batchnorm=batchnorm, finetune="none", finetune_epochs=0, test=0)
+        """The same without what comes after pruning: cells that agree in it share the pruned
+        network.
+        """
+        # the one that is part of pruning
+        batchnorm = "sequential" if self.batchnorm == "sequential" else "keep"
+        return dataclasses.replace(
+            self, batchnorm=batchnorm, finetune="none", finetune_epochs=0, test=0
+        )
 
     @property
     def family(self) -> tuple[Any, ...]:
         """Cells that agree in this use the same data and the same accuracy curves."""
-        same: tuple[str, ...] = ("model", "weights", "weights_sha256", "dataset", "only", "ignore", "batches")
+        same: tuple[str, ...] = (
+            "model",
+            "weights",
+            "weights_sha256",
+            "dataset",
+            "only",
+            "ignore",
+            "batches",
+        )
         same += ("batch_size", "augmented", "verification", "curves", "rule", "reweight", "seed")
         return tuple(getattr(self, name) for name in same)
 
@@ -121,7 +143,15 @@ def _cells(config: Config, method: str, value: float) -> Iterable[Cell]:
                     yield _cell(config, method, value, reweight, batchnorm, finetune, seed)
 
 
-def _cell(config: Config, method: str, value: float, reweight: bool, batchnorm: str, finetune: str, seed: int) -> Cell:
+def _cell(
+    config: Config,
+    method: str,
+    value: float,
+    reweight: bool,
+    batchnorm: str,
+    finetune: str,
+    seed: int,
+) -> Cell:
     dense = method == DENSE
     rule = "" if dense else config.rule(method)
     return Cell(
@@ -150,16 +180,24 @@ def _cell(config: Config, method: str, value: float, reweight: bool, batchnorm: 
 
 
 def jobs_of(cells: Sequence[Cell], sources: tuple[tuple[str, str], ...] = ()) -> list[Job]:
-    """Cells of one family together; in a job, cells that share the pruned network follow one another."""
+    """Cells of one family together; in a job, cells that share the pruned network follow one
+    another.
+    """
     families: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         families.setdefault(cell.family, []).append(cell)
     order = ("none", "limited", "full")
     jobs = [
-        Job(tuple(sorted(own, key=lambda c: (c.method, c.value, c.batchnorm, order.index(c.finetune)))), sources)
+        Job(
+            tuple(
+                sorted(own, key=lambda c: (c.method, c.value, c.batchnorm, order.index(c.finetune)))
+            ),
+            sources,
+        )
         for own in families.values()
     ]
-    return sorted(jobs, key=lambda job: job.cells[0].seed)  # all of one seed first, so that there is soon a picture
+    # all of one seed first, so that there is soon a picture
+    return sorted(jobs, key=lambda job: job.cells[0].seed)
 
 
 def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
@@ -177,11 +215,19 @@ def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
 
 
 def select(cells: Sequence[Cell], filters: dict[str, set[str]]) -> list[Cell]:
-    """The cells that agree with all filters, and the dense one, which reports need; no other at all is refused."""
-    left = [cell for cell in cells if all(_text(getattr(cell, n)) in values for n, values in filters.items())]
+    """The cells that agree with all filters, and the dense one, which reports need; no other at all
+    is refused.
+    """
+    left = [
+        cell
+        for cell in cells
+        if all(_text(getattr(cell, n)) in values for n, values in filters.items())
+    ]
     if cells and not left:
         said = ", ".join(f"{n}={','.join(sorted(v))}" for n, v in filters.items())
-        raise OptionError(f"--only {said} leaves no cell of the grid; look at `subprune experiment status`.")
+        raise OptionError(
+            f"--only {said} leaves no cell of the grid; look at `subprune experiment status`."
+        )
     wanted = {cell.key for cell in left}
     return [cell for cell in cells if cell.key in wanted or cell.method == DENSE]
 

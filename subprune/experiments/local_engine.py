@@ -1,4 +1,6 @@
-"""Worker processes on this machine: each gets one job at a time and reports every cell as soon as it is done."""
+"""Worker processes on this machine: each gets one job at a time and reports every cell as soon as
+it is done.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class LocalEngine:
         """Give the job to an idle worker, or to a new one."""
         worker = self._idle.pop() if self._idle else self._new()
         self._busy[number] = worker
-        with contextlib.suppress(BrokenPipeError, OSError):  # it died while idle; `events` will say so
+        # it died while idle; `events` will say so
+        with contextlib.suppress(BrokenPipeError, OSError):
             worker[1].send((job, self._context))
 
     def _new(self) -> tuple[Any, Connection]:
@@ -59,8 +62,14 @@ class LocalEngine:
             process.join()
             del self._busy[number]
             code = process.exitcode
-            why = f"killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-            return Event("lost", number, text=f"the worker process was {why}; memory may have run out")
+            why = (
+                f"killed by signal {-code}"
+                if code is not None and code < 0
+                else f"ended with code {code}"
+            )
+            return Event(
+                "lost", number, text=f"the worker process was {why}; memory may have run out"
+            )
         if kind == "outcome":
             return Event("outcome", number, cell=content[0], outcome=content[1])
         if kind == "ended":
@@ -78,7 +87,9 @@ class LocalEngine:
 
 
 def _work(connection: Connection, parent: int) -> None:
-    """The worker's life: a job, its outcomes, the next job; it ends with the process that started it."""
+    """The worker's life: a job, its outcomes, the next job; it ends with the process that started
+    it.
+    """
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     while True:
         try:
@@ -110,6 +121,8 @@ class _Stage:
 
 def _follow(parent: int) -> None:
     """End this process soon after its parent was killed."""
-    while os.getppid() == parent or (os.name == "nt" and multiprocessing.parent_process() is not None):
+    while os.getppid() == parent or (
+        os.name == "nt" and multiprocessing.parent_process() is not None
+    ):
         time.sleep(_POLL)
     os._exit(1)

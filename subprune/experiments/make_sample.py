@@ -1,7 +1,7 @@
 """Make the MNIST sample that ships: `python -m subprune.experiments.make_sample --data-dir …`.
 
-All 10,000 test images, and 4,096 of the 60,000 training images drawn uniformly without replacement, kept in
-the order of the official file. The same input always gives the same files, byte for byte.
+All 10,000 test images, and 4,096 of the 60,000 training images drawn uniformly without replacement,
+kept in the order of the official file. The same input always gives the same files, byte for byte.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ def draw(count: int) -> torch.Tensor:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read the official files, write the sample, print what was written; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m subprune.experiments.make_sample", description=__doc__)
-    parser.add_argument("--data-dir", type=Path, help="folder of the official files (default: $SUBPRUNE_DATA)")
-    parser.add_argument("--output", type=Path, default=assets_dir() / "mnist-sample", help="folder to write to")
+    parser = argparse.ArgumentParser(
+        prog="python -m subprune.experiments.make_sample", description=__doc__
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder of the official files (default: $SUBPRUNE_DATA)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=assets_dir() / "mnist-sample", help="folder to write to"
+    )
     options = parser.parse_args(arguments)
     try:
         train, test = (load("mnist", split, options.data_dir) for split in ("train", "test"))

@@ -33,7 +33,9 @@ Shortcut = Literal["A", "B"]
 
 
 class LeNet(nn.Module):
-    """The paper's LeNet: two 3×3 convolutions with 2×2 max-pooling, three linear layers; 28×28 grey input."""
+    """The paper's LeNet: two 3×3 convolutions with 2×2 max-pooling, three linear layers; 28×28 grey
+    input.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +54,9 @@ class LeNet(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Option-A shortcut: every second pixel, and zero channels added evenly on both sides; no weights."""
+    """Option-A shortcut: every second pixel, and zero channels added evenly on both sides; no
+    weights.
+    """
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -88,7 +92,8 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """The CIFAR ResNet of He et al. (2016): three stages of (depth − 2) / 6 blocks, 16, 32 and 64 channels.
+    """The CIFAR ResNet of He et al. (2016): three stages of (depth − 2) / 6 blocks, 16, 32 and 64
+    channels.
 
     Args:
         depth: 20, 26, …, 110: two more than a multiple of six.
@@ -98,9 +103,13 @@ class ResNet(nn.Module):
     def __init__(self, depth: int = 56, shortcut: Shortcut = "A") -> None:
         super().__init__()
         if not 20 <= depth <= 110 or (depth - 2) % 6:
-            raise OptionError(f"depth is {depth}; allowed is 6n + 2 from 20 to 110. Use 20, 32, 44, 56 or 110.")
+            raise OptionError(
+                f"depth is {depth}; allowed is 6n + 2 from 20 to 110. Use 20, 32, 44, 56 or 110."
+            )
         if shortcut not in get_args(Shortcut):
-            raise OptionError(f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 projection).')
+            raise OptionError(
+                f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 projection).'
+            )
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
@@ -126,7 +135,9 @@ def _stage(inputs: int, width: int, blocks: int, stride: int, shortcut: Shortcut
 
 
 class VGG11(nn.Module):
-    """The paper's VGG11 for CIFAR-10: conv(bias)-BN-ReLU features, global average pool, 512-128-128-10."""
+    """The paper's VGG11 for CIFAR-10: conv(bias)-BN-ReLU features, global average pool,
+    512-128-128-10.
+    """
 
     LAYOUT = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
 
@@ -177,7 +188,9 @@ def build(name: str) -> nn.Module:
 
 
 def shipped_lenet() -> tuple[LeNet, dict[str, str]]:
-    """The LeNet that ships with the package, trained on MNIST, in eval mode; and its file's metadata."""
+    """The LeNet that ships with the package, trained on MNIST, in eval mode; and its file's
+    metadata.
+    """
     model = LeNet()
     metadata = load_weights(model, assets_dir() / "lenet-mnist.safetensors")
     return model.eval(), metadata

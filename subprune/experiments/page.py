@@ -1,4 +1,6 @@
-"""One HTML page with everything in it: plots whose legend switches methods on and off, tables beside the paper's."""
+"""One HTML page with everything in it: plots whose legend switches methods on and off, tables
+beside the paper's.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,25 @@ from typing import Any
 
 from subprune.errors import DataError
 from subprune.experiments.config import Config
-from subprune.experiments.figures import can_draw, colour, methods_in_order, panels, setting_title, write_figures
+from subprune.experiments.figures import (
+    can_draw,
+    colour,
+    methods_in_order,
+    panels,
+    setting_title,
+    write_figures,
+)
 from subprune.experiments.store import Row
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, summary_rows, write_csv
+from subprune.experiments.tables import (
+    LABELS,
+    OURS,
+    Group,
+    Point,
+    dense_top1,
+    points,
+    summary_rows,
+    write_csv,
+)
 from subprune.io.files import write_atomic
 
 __all__ = ["made_with", "page", "write_report"]
@@ -23,10 +41,14 @@ Found = dict[Group, list[Point]]
 
 
 def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """report.html, summary.csv and, where matplotlib is installed, the figures, from the rows of a grid."""
+    """report.html, summary.csv and, where matplotlib is installed, the figures, from the rows of a
+    grid.
+    """
     found, dense = points(config, rows), dense_top1(rows)
     if not found or math.isnan(dense):
-        raise DataError("the dense cell and at least one other must be finished for a report; run the experiment.")
+        raise DataError(
+            "the dense cell and at least one other must be finished for a report; run the experiment."
+        )
     written = [write_atomic(folder / "report.html", page(config, rows).encode())]
     written.append(write_csv(summary_rows(found), folder / "summary.csv"))
     return written + (write_figures(config, found, dense, folder / "figures") if can_draw() else [])
@@ -44,7 +66,9 @@ def page(config: Config, rows: Sequence[Row]) -> str:
     }
     template = (Path(__file__).resolve().parent / "page.html").read_text(encoding="utf-8")
     embedded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    return template.replace("__TITLE__", html.escape(config.title or config.name)).replace("__DATA__", embedded)
+    return template.replace("__TITLE__", html.escape(config.title or config.name)).replace(
+        "__DATA__", embedded
+    )
 
 
 def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
@@ -58,7 +82,11 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     facts.append(
         f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} failed. "
         f"Budgets of layerwise methods: {config.layerwise}"
-        + (f", measured on {config.verification:,} training images." if "equal" in config.layerwise else ".")
+        + (
+            f", measured on {config.verification:,} training images."
+            if "equal" in config.layerwise
+            else "."
+        )
     )
     if config.paper_model and config.target == "compression":
         facts.append(
@@ -70,23 +98,42 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
 
 
 def made_with(rows: Iterable[Row]) -> str:
-    """The versions that made the rows, each set of them once with its commits, the commit of most rows first."""
+    """The versions that made the rows, each set of them once with its commits, the commit of most
+    rows first.
+    """
     commits: dict[str, Counter[str]] = {}
     for row in rows:
         found = json.loads(row["versions"])
-        text = ", ".join(f"{name} {found[name]}" for name in ("subprune", "torch", "python") if name in found)
+        text = ", ".join(
+            f"{name} {found[name]}" for name in ("subprune", "torch", "python") if name in found
+        )
         commits.setdefault(text, Counter())[found.get("commit", "")] += 1
     return "; ".join(_versions(text, commits[text]) for text in sorted(commits))
 
 
 def _versions(text: str, commits: Counter[str]) -> str:
-    known = [commit for commit, _ in sorted(commits.items(), key=lambda item: (-item[1], item[0])) if commit]
-    return f"{text}, {'commit' if len(known) == 1 else 'commits'} {', '.join(known)}" if known else text
+    known = [
+        commit
+        for commit, _ in sorted(commits.items(), key=lambda item: (-item[1], item[0]))
+        if commit
+    ]
+    return (
+        f"{text}, {'commit' if len(known) == 1 else 'commits'} {', '.join(known)}"
+        if known
+        else text
+    )
 
 
-def _section(config: Config, found: Found, dense: float, batchnorm: str, finetune: str) -> dict[str, Any]:
+def _section(
+    config: Config, found: Found, dense: float, batchnorm: str, finetune: str
+) -> dict[str, Any]:
     own = {g: p for g, p in found.items() if g[2:] == (batchnorm, finetune)}
-    ordered = [(m, rw) for m in methods_in_order(own) for rw in (True, False) if (m, rw, batchnorm, finetune) in own]
+    ordered = [
+        (m, rw)
+        for m in methods_in_order(own)
+        for rw in (True, False)
+        if (m, rw, batchnorm, finetune) in own
+    ]
     lines = [(m, rw, own[m, rw, batchnorm, finetune]) for m, rw in ordered]
     return {
         "title": setting_title(batchnorm, finetune),
@@ -101,7 +148,10 @@ def _section(config: Config, found: Found, dense: float, batchnorm: str, finetun
 
 def _series(method: str, reweight: bool, own: list[Point], dense: float) -> dict[str, Any]:
     start = {"value": 1, "top1": dense, "std": 0, "runs": 1, "paper": None}
-    measured = [{"value": p.value, "top1": p.top1, "std": p.std, "runs": p.runs, "paper": p.paper_top1} for p in own]
+    measured = [
+        {"value": p.value, "top1": p.top1, "std": p.std, "runs": p.runs, "paper": p.paper_top1}
+        for p in own
+    ]
     return {
         "method": method,
         "label": LABELS.get(method, method),
@@ -115,7 +165,9 @@ def _series(method: str, reweight: bool, own: list[Point], dense: float) -> dict
 Lines = list[tuple[str, bool, list[Point]]]
 
 
-def _table(title: str, lines: Lines, config: Config, cell: Callable[[Point], dict[str, str]]) -> dict[str, Any]:
+def _table(
+    title: str, lines: Lines, config: Config, cell: Callable[[Point], dict[str, str]]
+) -> dict[str, Any]:
     values = sorted({p.value for _, _, own in lines for p in own})
     sign = "c = " if config.target == "compression" else "kept "
     rows = []
@@ -130,7 +182,10 @@ def _accuracy(p: Point) -> dict[str, str]:
     cell = {"text": p.text}
     if p.paper_top1 is not None and p.difference is not None:
         sign = "−" if p.difference < 0 else "+"
-        cell |= {"paper": f"paper {p.paper_top1:.1f}", "difference": f"{sign}{abs(p.difference):.1f}"}
+        cell |= {
+            "paper": f"paper {p.paper_top1:.1f}",
+            "difference": f"{sign}{abs(p.difference):.1f}",
+        }
     return cell
 
 

@@ -1,7 +1,9 @@
-"""The same jobs on Ray: on this machine, or on a cluster by its address. Needs the extra ``subprune[ray]``.
+"""The same jobs on Ray: on this machine, or on a cluster by its address. Needs the extra
+``subprune[ray]``.
 
-Every cell streams back as soon as it is done; if a worker or a node is lost, only the cell it was at is run again.
-Workers elsewhere need the same folders of data, weights and curves (a shared file system).
+Every cell streams back as soon as it is done; if a worker or a node is lost, only the cell it was
+at is run again. Workers elsewhere need the same folders of data, weights and curves (a shared file
+system).
 """
 
 from __future__ import annotations
@@ -24,29 +26,45 @@ def _ray() -> Any:
             warnings.simplefilter("ignore")
             import ray
     except ImportError as error:
-        raise OptionError("--engine ray needs Ray, which is not installed; run pip install 'subprune[ray]'.") from error
+        raise OptionError(
+            "--engine ray needs Ray, which is not installed; run pip install 'subprune[ray]'."
+        ) from error
     return ray
 
 
 class RayEngine:
     """Runs each job as one streaming task."""
 
-    def __init__(self, workers: int, context: Context, address: str | None = None, local_cpus: int = 0) -> None:
+    def __init__(
+        self, workers: int, context: Context, address: str | None = None, local_cpus: int = 0
+    ) -> None:
         self._ray = ray = _ray()
         self._context = context
         self._started = not ray.is_initialized()
         if self._started:
             quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-            here = {} if address else {"num_cpus": local_cpus or workers * context.threads, "include_dashboard": False}
+            here = (
+                {}
+                if address
+                else {
+                    "num_cpus": local_cpus or workers * context.threads,
+                    "include_dashboard": False,
+                }
+            )
             ray.init(address=address, **here, **quiet)
-        self.workers = workers if not address else max(workers, int(ray.cluster_resources().get("CPU", 1)))
-        # A lost worker must show up here, where the rest of its job is known: Ray's own retries start from the top.
+        self.workers = (
+            workers if not address else max(workers, int(ray.cluster_resources().get("CPU", 1)))
+        )
+        # A lost worker must show up here, where the rest of its job is known: Ray's own retries
+        # start from the top.
         self._task = ray.remote(num_cpus=context.threads, max_retries=0)(_stream)
         self._streams: dict[Any, int] = {}
 
     def submit(self, number: int, job: Job) -> None:
         """Start a task."""
-        self._streams[self._task.options(num_returns="streaming").remote(job, self._context)] = number
+        self._streams[self._task.options(num_returns="streaming").remote(job, self._context)] = (
+            number
+        )
 
     def events(self) -> Iterator[Event]:
         """The next outcome of each stream that has one, after waiting for at least one."""
@@ -64,7 +82,11 @@ class RayEngine:
         except self._ray.exceptions.RayError as error:
             del self._streams[stream]
             said = str(error).strip().splitlines()
-            return Event("lost", number, text=f"{type(error).__name__}: {said[0] if said else 'the worker was lost'}")
+            return Event(
+                "lost",
+                number,
+                text=f"{type(error).__name__}: {said[0] if said else 'the worker was lost'}",
+            )
         return Event("outcome", number, cell=cell, outcome=outcome)
 
     def close(self) -> None:

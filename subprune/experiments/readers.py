@@ -1,7 +1,8 @@
 """Readers of the idx and CIFAR-10 binary formats, and of archives, that trust no file.
 
-A file is read whole and is exactly what was asked for, or a DataError names it. Headers and sizes are
-compared with what is expected before memory is taken, so a hostile header cannot make a reader allocate.
+A file is read whole and is exactly what was asked for, or a DataError names it. Headers and sizes
+are compared with what is expected before memory is taken, so a hostile header cannot make a reader
+allocate.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ _IDX_UBYTE = 0x08
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
-    """Read an idx file of unsigned bytes, gzipped if its name ends in .gz, that must have exactly `shape`."""
+    """Read an idx file of unsigned bytes, gzipped if its name ends in .gz, that must have exactly
+    `shape`.
+    """
     header = 4 + 4 * len(shape)
     expected = int(np.prod(shape))
     try:
         with _open(path) as file:
             _check_idx_header(path, file.read(header), shape)
-            # One byte more than expected: shows a file that is too long, and makes gzip check its sum.
+            # One byte more than expected: shows a file that is too long, and makes gzip check its
+            # sum.
             content = file.read(expected + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
@@ -56,7 +60,9 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
         ) from error
     if len(content) != expected:
         found = f"more than {expected}" if len(content) > expected else f"{len(content)}"
-        raise DataError(f"{path} has {found} bytes of data where its header declares {expected}; download it again.")
+        raise DataError(
+            f"{path} has {found} bytes of data where its header declares {expected}; download it again."
+        )
     return as_tensor(content).reshape(shape)
 
 
@@ -112,7 +118,9 @@ def file_bytes(path: Path, sizes: tuple[int, int]) -> bytes:
             _check_size(path, size, sizes)
             content = file.read(size)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error}); check the file and its permissions.") from error
+        raise DataError(
+            f"{path} cannot be read ({error}); check the file and its permissions."
+        ) from error
     _check_size(path, len(content), (size, size))
     return content
 
@@ -127,7 +135,9 @@ def _check_size(name: Path | str, size: int, sizes: tuple[int, int]) -> None:
 
 
 class _Bounded(gzip.GzipFile):
-    """A gzip stream that neither gives nor skips more than it is allowed to, whatever a tar header asks for."""
+    """A gzip stream that neither gives nor skips more than it is allowed to, whatever a tar header
+    asks for.
+    """
 
     def __init__(self, path: Path, once: int, total: int) -> None:
         super().__init__(path, "rb")
@@ -144,14 +154,21 @@ class _Bounded(gzip.GzipFile):
         return super().seek(offset, whence)
 
 
-def archive_bytes(archive: Path, members: Sequence[str], sizes: tuple[int, int]) -> Iterator[tuple[str, bytes]]:
-    """The files of these names in a .tar.gz archive, as they come; nothing is written, other members are skipped."""
+def archive_bytes(
+    archive: Path, members: Sequence[str], sizes: tuple[int, int]
+) -> Iterator[tuple[str, bytes]]:
+    """The files of these names in a .tar.gz archive, as they come; nothing is written, other
+    members are skipped.
+    """
     missing, slack = set(members), 1 << 20
     once, total = sizes[1] + slack, 8 * sizes[1] + slack
     try:
         if archive.stat().st_size > total:
             raise tarfile.ReadError("it is larger than the official one")
-        with _Bounded(archive, once, total) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        with (
+            _Bounded(archive, once, total) as stream,
+            tarfile.open(fileobj=stream, mode="r:") as tar,
+        ):
             for count, info in enumerate(tar):
                 if count == ARCHIVE_MEMBERS:
                     raise tarfile.ReadError(f"it has more than {ARCHIVE_MEMBERS} members")
@@ -164,13 +181,23 @@ def archive_bytes(archive: Path, members: Sequence[str], sizes: tuple[int, int])
                 pass
     except DataError:
         raise
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, LookupError, RecursionError) as error:
+    except (
+        tarfile.TarError,
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        LookupError,
+        RecursionError,
+    ) as error:
         raise DataError(
             f"{archive} is damaged or not the official archive ({str(error)[:200]}); download it again."
         ) from error
 
 
-def _member(archive: Path, tar: tarfile.TarFile, info: tarfile.TarInfo, sizes: tuple[int, int], first: bool) -> bytes:
+def _member(
+    archive: Path, tar: tarfile.TarFile, info: tarfile.TarInfo, sizes: tuple[int, int], first: bool
+) -> bytes:
     """One file's content: a plain file that is there once and has a size it can have."""
     file = tar.extractfile(info) if info.isreg() and not info.issparse() and first else None
     if file is None:
@@ -189,7 +216,9 @@ def as_tensor(content: bytes) -> Tensor:
 def check_labels(path: Path | str, labels: Tensor) -> Tensor:
     """Labels as int64; one that is no class means the file is damaged."""
     if len(labels) and int(labels.max()) >= CLASSES:
-        raise DataError(f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again.")
+        raise DataError(
+            f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again."
+        )
     return labels.long()
 
 

@@ -1,7 +1,8 @@
-"""Results in one SQLite file: a row per cell, written whole or not at all, never overwritten once finished.
+"""Results in one SQLite file: a row per cell, written whole or not at all, never overwritten once
+finished.
 
-Several runs may work on one file. Each holds a lock on a small file of its own; a run that was killed has lost
-its lock, and what it had claimed is free again at once, with no time-outs.
+Several runs may work on one file. Each holds a lock on a small file of its own; a run that was
+killed has lost its lock, and what it had claimed is free again at once, with no time-outs.
 """
 
 from __future__ import annotations
@@ -25,17 +26,37 @@ FINAL = ("done", "infeasible")
 """States that stay; a failed cell may be tried again."""
 
 SETTINGS = {
-    "model": "TEXT", "dataset": "TEXT", "method": "TEXT", "reweight": "INTEGER", "batchnorm": "TEXT",
-    "target": "TEXT", "value": "REAL", "finetune": "TEXT", "seed": "INTEGER", "rule": "TEXT",
-}  # fmt: skip
+    "model": "TEXT",
+    "dataset": "TEXT",
+    "method": "TEXT",
+    "reweight": "INTEGER",
+    "batchnorm": "TEXT",
+    "target": "TEXT",
+    "value": "REAL",
+    "finetune": "TEXT",
+    "seed": "INTEGER",
+    "rule": "TEXT",
+}
 RESULTS = {
-    "status": "TEXT", "correct": "INTEGER", "images": "INTEGER", "top1": "REAL", "compression": "REAL",
-    "speedup": "REAL", "parameters": "INTEGER", "flops": "INTEGER", "kept": "TEXT", "note": "TEXT",
-}  # fmt: skip
+    "status": "TEXT",
+    "correct": "INTEGER",
+    "images": "INTEGER",
+    "top1": "REAL",
+    "compression": "REAL",
+    "speedup": "REAL",
+    "parameters": "INTEGER",
+    "flops": "INTEGER",
+    "kept": "TEXT",
+    "note": "TEXT",
+}
 TIMINGS = {
-    "budget_seconds": "REAL", "prune_seconds": "REAL", "finetune_seconds": "REAL", "test_seconds": "REAL",
-    "finished": "TEXT", "attempts": "INTEGER",
-}  # fmt: skip
+    "budget_seconds": "REAL",
+    "prune_seconds": "REAL",
+    "finetune_seconds": "REAL",
+    "test_seconds": "REAL",
+    "finished": "TEXT",
+    "attempts": "INTEGER",
+}
 OTHER = {"experiment": "TEXT", "configuration": "TEXT", "versions": "TEXT"}
 COLUMNS = {"key": "TEXT PRIMARY KEY", **SETTINGS, **RESULTS, **TIMINGS, **OTHER}
 
@@ -63,7 +84,9 @@ class Store:
             with self._write():
                 columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
                 self._db.execute(f"CREATE TABLE IF NOT EXISTS cells ({columns})")
-                self._db.execute("CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL)")
+                self._db.execute(
+                    "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL)"
+                )
         except (sqlite3.DatabaseError, OSError) as error:
             raise DataError(
                 f"{self.path} cannot be used as a results file ({error}); give another --output."
@@ -94,9 +117,14 @@ class Store:
     def finished(self) -> set[str]:
         """Keys of the cells that need not be run any more."""
         marks = ",".join("?" * len(FINAL))
-        return {row[0] for row in self._db.execute(f"SELECT key FROM cells WHERE status IN ({marks})", FINAL)}
+        return {
+            row[0]
+            for row in self._db.execute(f"SELECT key FROM cells WHERE status IN ({marks})", FINAL)
+        }
 
-    def record(self, cell: Cell, outcome: Outcome, experiment: str, versions: Mapping[str, str]) -> bool:
+    def record(
+        self, cell: Cell, outcome: Outcome, experiment: str, versions: Mapping[str, str]
+    ) -> bool:
         """Write a cell's row; False if it was finished before, which is left as it is."""
         settings = cell.to_dict()
         row = {
@@ -127,12 +155,17 @@ class Store:
         with self._write():
             open_ = set(keys) - self.finished()
             taken = dict(self._db.execute("SELECT key, owner FROM claims").fetchall())
-            dead = {owner for owner in set(taken.values()) if owner != self.owner and not self._alive(owner)}
+            dead = {
+                owner
+                for owner in set(taken.values())
+                if owner != self.owner and not self._alive(owner)
+            }
             for owner in dead:
                 self._db.execute("DELETE FROM claims WHERE owner = ?", (owner,))
             free = {key for key in open_ if taken.get(key, self.owner) in {self.owner, *dead}}
             self._db.executemany(
-                "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)", [(key, self.owner) for key in sorted(free)]
+                "INSERT OR REPLACE INTO claims (key, owner) VALUES (?, ?)",
+                [(key, self.owner) for key in sorted(free)],
             )
         for owner in dead:
             self._lock_file(owner).unlink(missing_ok=True)

@@ -19,8 +19,17 @@ from subprune.experiments.store import COLUMNS, SETTINGS, Row
 from subprune.io.files import write_atomic
 
 __all__ = [
-    "LABELS", "OURS", "Group", "Point", "dense_top1", "paper_rows", "points", "read_rows", "summary_rows", "write_rows",
-]  # fmt: skip
+    "LABELS",
+    "OURS",
+    "Group",
+    "Point",
+    "dense_top1",
+    "paper_rows",
+    "points",
+    "read_rows",
+    "summary_rows",
+    "write_rows",
+]
 
 OURS = ("asym-in-change", "seq-in-change", "layer-in-change")
 LABELS = {
@@ -44,7 +53,9 @@ Group = tuple[str, bool, str, str]  # method, reweight, batchnorm, finetune
 
 @dataclass(frozen=True)
 class Point:
-    """One method at one value: mean and standard deviation over seeds, and the paper's numbers if it has them."""
+    """One method at one value: mean and standard deviation over seeds, and the paper's numbers if
+    it has them.
+    """
 
     value: float
     runs: int
@@ -75,9 +86,16 @@ def paper_rows() -> dict[tuple[str, str, bool, bool, float], dict[str, float]]:
     """The paper's tables, by (model, method, reweighted, fine-tuned, compression)."""
     names = {label: name for name, label in LABELS.items()}
     found = {}
-    with (Path(__file__).resolve().parent / "paper_tables.csv").open(newline="", encoding="utf-8") as file:
+    with (Path(__file__).resolve().parent / "paper_tables.csv").open(
+        newline="", encoding="utf-8"
+    ) as file:
         for row in csv.DictReader(file):
-            key = (row["model"], names[row["method"]], row["reweighted"] == "1", row["finetuned"] == "1")
+            key = (
+                row["model"],
+                names[row["method"]],
+                row["reweighted"] == "1",
+                row["finetuned"] == "1",
+            )
             numbers = ("top1", "flops_speedup", "pruning_seconds")
             whole = (*key, float(row["compression"]))
             found[whole] = {n: float(row[n]) for n in numbers}
@@ -86,11 +104,15 @@ def paper_rows() -> dict[tuple[str, str, bool, bool, float], dict[str, float]]:
 
 def dense_top1(rows: Sequence[Row]) -> float:
     """Top-1 of the network with nothing pruned; nan if that cell was not run."""
-    return next((r["top1"] for r in rows if r["method"] == DENSE and r["status"] == "done"), float("nan"))
+    return next(
+        (r["top1"] for r in rows if r["method"] == DENSE and r["status"] == "done"), float("nan")
+    )
 
 
 def points(config: Config, rows: Sequence[Row]) -> dict[Group, list[Point]]:
-    """Finished rows by method, reweighting, BatchNorm and fine-tuning; values ascending, the dense one left out."""
+    """Finished rows by method, reweighting, BatchNorm and fine-tuning; values ascending, the dense
+    one left out.
+    """
     dense, cells = dense_top1(rows), defaultdict(list)
     for row in rows:
         if row["status"] == "done" and row["method"] != DENSE:
@@ -104,7 +126,12 @@ def points(config: Config, rows: Sequence[Row]) -> dict[Group, list[Point]]:
 
 def _point(config: Config, group: Group, value: float, own: Sequence[Row], dense: float) -> Point:
     top1 = [row["top1"] for row in own]
-    point: dict[str, Any] = {"value": value, "runs": len(own), "top1": mean(top1), "std": pstdev(top1)}
+    point: dict[str, Any] = {
+        "value": value,
+        "runs": len(own),
+        "top1": mean(top1),
+        "std": pstdev(top1),
+    }
     point["speedup"] = mean(row["speedup"] for row in own)
     point["seconds"] = mean(row["prune_seconds"] for row in own)
     point["budget_seconds"] = mean(row["budget_seconds"] for row in own)
@@ -112,8 +139,14 @@ def _point(config: Config, group: Group, value: float, own: Sequence[Row], dense
     method, reweight, _, finetune = group
     paper = paper_rows().get((config.paper_model, method, reweight, finetune == "full", value))
     if paper is not None and finetune != "limited" and config.target == "compression":
-        point["paper_top1"], point["paper_share"] = paper["top1"], paper["top1"] / config.paper_dense
-        point["paper_speedup"], point["paper_seconds"] = paper["flops_speedup"], paper["pruning_seconds"]
+        point["paper_top1"], point["paper_share"] = (
+            paper["top1"],
+            paper["top1"] / config.paper_dense,
+        )
+        point["paper_speedup"], point["paper_seconds"] = (
+            paper["flops_speedup"],
+            paper["pruning_seconds"],
+        )
     return Point(**point)
 
 
@@ -124,15 +157,25 @@ def summary_rows(found: dict[Group, list[Point]]) -> list[dict[str, Any]]:
         for p in own:
             rows.append(
                 {
-                    "method": method, "reweight": int(reweight), "batchnorm": batchnorm, "finetune": finetune,
-                    "value": f"{p.value:g}", "runs": p.runs, "top1": round(p.top1, 3), "std": round(p.std, 3),
-                    "share_of_dense": round(p.share, 5), "speedup": round(p.speedup, 3),
-                    "prune_seconds": round(p.seconds, 2), "budget_seconds": round(p.budget_seconds, 2),
-                    "paper_top1": _plain(p.paper_top1), "paper_share": _plain(p.paper_share),
-                    "share_difference_points": _plain(p.difference), "paper_speedup": _plain(p.paper_speedup),
+                    "method": method,
+                    "reweight": int(reweight),
+                    "batchnorm": batchnorm,
+                    "finetune": finetune,
+                    "value": f"{p.value:g}",
+                    "runs": p.runs,
+                    "top1": round(p.top1, 3),
+                    "std": round(p.std, 3),
+                    "share_of_dense": round(p.share, 5),
+                    "speedup": round(p.speedup, 3),
+                    "prune_seconds": round(p.seconds, 2),
+                    "budget_seconds": round(p.budget_seconds, 2),
+                    "paper_top1": _plain(p.paper_top1),
+                    "paper_share": _plain(p.paper_share),
+                    "share_difference_points": _plain(p.difference),
+                    "paper_speedup": _plain(p.paper_speedup),
                     "paper_seconds": _plain(p.paper_seconds),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -150,7 +193,9 @@ def write_csv(rows: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Rows that `write_rows` wrote as CSV, numbers as numbers and results that are not there as None."""
+    """Rows that `write_rows` wrote as CSV, numbers as numbers and results that are not there as
+    None.
+    """
     kinds = {"INTEGER": int, "REAL": float}
 
     def value(name: str, kind: str, text: str) -> Any:
@@ -159,7 +204,10 @@ def read_rows(path: Path) -> list[Row]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
-        return [{name: value(name, kind, line[name]) for name, kind in COLUMNS.items()} for line in lines]
+        return [
+            {name: value(name, kind, line[name]) for name, kind in COLUMNS.items()}
+            for line in lines
+        ]
     except (OSError, UnicodeDecodeError, KeyError, ValueError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read as rows ({type(error).__name__}: {error}); give a file that "
@@ -170,9 +218,19 @@ def read_rows(path: Path) -> list[Row]:
 def write_rows(rows: Sequence[Row], path: Path) -> Path:
     """All columns of all cells, as CSV or, where pyarrow is installed, as Parquet."""
     if not rows:
-        raise DataError("there is nothing to export: no cell of this grid has a row; run the experiment first.")
+        raise DataError(
+            "there is nothing to export: no cell of this grid has a row; run the experiment first."
+        )
     ordered = sorted(
-        rows, key=lambda r: (r["method"], r["value"], -r["reweight"], r["batchnorm"], r["finetune"], r["seed"])
+        rows,
+        key=lambda r: (
+            r["method"],
+            r["value"],
+            -r["reweight"],
+            r["batchnorm"],
+            r["finetune"],
+            r["seed"],
+        ),
     )
     if path.suffix == ".csv":
         return write_csv([{name: row[name] for name in COLUMNS} for row in ordered], path)
@@ -182,7 +240,9 @@ def write_rows(rows: Sequence[Row], path: Path) -> Path:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise OptionError("Parquet needs pyarrow, which is not installed; export to .csv or install it.") from error
+        raise OptionError(
+            "Parquet needs pyarrow, which is not installed; export to .csv or install it."
+        ) from error
     sink = pyarrow.BufferOutputStream()
     table = pyarrow.table({name: [row[name] for row in ordered] for name in COLUMNS})
     pyarrow.parquet.write_table(table, sink)

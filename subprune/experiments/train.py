@@ -1,4 +1,6 @@
-"""Train one of the paper's networks: `python -m subprune.experiments.train lenet --data-dir … --output …`."""
+"""Train one of the paper's networks: `python -m subprune.experiments.train lenet --data-dir …
+--output …`.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +44,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; nothing was written.", file=sys.stderr)
         return 130
-    print(f"{output}: {correct} of {len(test)} test images right ({100 * correct / len(test):.2f}%)")
+    print(
+        f"{output}: {correct} of {len(test)} test images right ({100 * correct / len(test):.2f}%)"
+    )
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m subprune.experiments.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m subprune.experiments.train", description=__doc__
+    )
     parser.add_argument("model", help=f"one of: {', '.join(recipe_names())}")
     parser.add_argument("--output", type=Path, required=True, help="the .safetensors file to write")
-    parser.add_argument("--data-dir", type=Path, help="folder of the data sets (default: $SUBPRUNE_DATA)")
-    parser.add_argument("--dataset", help='another data set than the recipe\'s, such as "mnist-sample"')
-    parser.add_argument("--epochs", type=int, help="fewer or more epochs; learning-rate drops move along")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder of the data sets (default: $SUBPRUNE_DATA)"
+    )
+    parser.add_argument(
+        "--dataset", help='another data set than the recipe\'s, such as "mnist-sample"'
+    )
+    parser.add_argument(
+        "--epochs", type=int, help="fewer or more epochs; learning-rate drops move along"
+    )
     parser.add_argument("--seed", type=int, default=42, help="default: %(default)s")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16 (autocast)")
     layout = argparse.BooleanOptionalAction
-    parser.add_argument("--channels-last", action=layout, default=True, help="memory layout while training")
+    parser.add_argument(
+        "--channels-last", action=layout, default=True, help="memory layout while training"
+    )
     return parser
 
 
@@ -79,13 +93,17 @@ def _checked_output(output: Path) -> Path:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the folder of --output {output} cannot be made ({error}); choose another.") from error
+        raise DataError(
+            f"the folder of --output {output} cannot be made ({error}); choose another."
+        ) from error
     if not os.access(output.parent, os.W_OK):
         raise DataError(f"the folder of --output {output} cannot be written to; choose another.")
     return output
 
 
-def metadata(plan: Recipe, seed: int, history: list[Epoch], correct: int, test: Images) -> dict[str, str]:
+def metadata(
+    plan: Recipe, seed: int, history: list[Epoch], correct: int, test: Images
+) -> dict[str, str]:
     """What is written beside the weights, all as text: how they were made and what they reach."""
     return {
         "format": "subprune-weights-1",
@@ -108,10 +126,17 @@ def _progress(console: Console, plan: Recipe) -> Iterator[Callable[[Epoch], None
     if not console.is_terminal:
         yield lambda epoch: console.print(_line(epoch, plan), highlight=False)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(f"training {plan.model}", total=plan.epochs)
-        yield lambda epoch: bar.update(task, advance=1, description=f"{plan.model} loss {epoch.loss:.4f}")
+        yield lambda epoch: bar.update(
+            task, advance=1, description=f"{plan.model} loss {epoch.loss:.4f}"
+        )
 
 
 def _line(epoch: Epoch, plan: Recipe) -> str:

@@ -1,4 +1,6 @@
-"""Training and fine-tuning as in the paper's appendix: recipes as data, one loop, a seed for everything."""
+"""Training and fine-tuning as in the paper's appendix: recipes as data, one loop, a seed for
+everything.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from subprune.experiments import compiled
 from subprune.experiments.datasets import Images, augment
 from subprune.experiments.models import build
 
-__all__ = ["Epoch", "Recipe", "count_correct", "finetune_recipe", "fit", "recipe", "recipe_names", "train"]
+__all__ = [
+    "Epoch",
+    "Recipe",
+    "count_correct",
+    "finetune_recipe",
+    "fit",
+    "recipe",
+    "recipe_names",
+    "train",
+]
 
 
 @dataclass(frozen=True)
@@ -56,10 +67,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
-            raise OptionError(f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1.")
+            raise OptionError(
+                f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1."
+            )
         if self.optimizer not in ("sgd", "adam"):
             raise OptionError(f'optimizer is {self.optimizer!r}; allowed are "sgd" and "adam".')
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0 and self.weight_decay >= 0):
+        if not (
+            math.isfinite(self.learning_rate) and self.learning_rate > 0 and self.weight_decay >= 0
+        ):
             raise OptionError(
                 f"learning_rate is {self.learning_rate} and weight_decay {self.weight_decay}; "
                 "the first must be above 0 and the second at least 0."
@@ -80,7 +95,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one epoch did: its number from 1, mean training loss, learning rate, seconds, and the loop that ran it."""
+    """What one epoch did: its number from 1, mean training loss, learning rate, seconds, and the
+    loop that ran it.
+    """
 
     number: int
     loss: float
@@ -89,7 +106,15 @@ class Epoch:
     loop: str  # "pytorch" or "compiled"
 
 
-_CIFAR = Recipe("vgg11", "cifar10", epochs=200, weight_decay=5e-4, drops=(100, 150), augmented=True, channels_last=True)
+_CIFAR = Recipe(
+    "vgg11",
+    "cifar10",
+    epochs=200,
+    weight_decay=5e-4,
+    drops=(100, 150),
+    augmented=True,
+    channels_last=True,
+)
 _LENET = Recipe("lenet", "mnist", epochs=200, optimizer="sgd", channels_last=True)
 _RESNETS = tuple(f"resnet{depth}{kind}" for depth in (20, 32, 44, 56, 110) for kind in ("", "-b"))
 _RECIPES = {
@@ -105,7 +130,9 @@ def recipe_names() -> list[str]:
 
 
 def recipe(name: str) -> Recipe:
-    """The paper's recipe for training a network from scratch; its ResNets were given, so they use VGG11's."""
+    """The paper's recipe for training a network from scratch; its ResNets were given, so they use
+    VGG11's.
+    """
     if name not in _RECIPES:
         raise OptionError(
             f"there is no recipe for {name!r}; {closest(name, _RECIPES)}allowed are {', '.join(recipe_names())}."
@@ -114,7 +141,9 @@ def recipe(name: str) -> Recipe:
 
 
 def finetune_recipe(name: str) -> Recipe:
-    """The paper's recipe for fine-tuning a pruned network: Adam, 10 epochs for LeNet, 20 for the others."""
+    """The paper's recipe for fine-tuning a pruned network: Adam, 10 epochs for LeNet, 20 for the
+    others.
+    """
     full = recipe(name)
     return dataclasses.replace(full.shortened(10 if name == "lenet" else 20), optimizer="adam")
 
@@ -135,7 +164,8 @@ def fit(
     seed: int,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> list[Epoch]:
-    """Train `model` in place on all of `images`; modes, memory layout and global RNG are given back.
+    """Train `model` in place on all of `images`; modes, memory layout and global RNG are given
+    back.
 
     Args:
         model: the network to train.
@@ -150,12 +180,18 @@ def fit(
     history = []
     fast = compiled.trainer(model, images, plan) if plan.compiled else None
     loop = fast or _Loop(model, images, plan, generator)
-    with _seeded(seed + 1), _mode(model, training=True), _channels_last(model, plan.channels_last and not fast):
+    with (
+        _seeded(seed + 1),
+        _mode(model, training=True),
+        _channels_last(model, plan.channels_last and not fast),
+    ):
         for number in range(1, plan.epochs + 1):
             start, rate = time.perf_counter(), plan.rate(number)
             loss = loop.epoch(torch.randperm(len(images), generator=generator), rate)
             if not math.isfinite(loss):
-                raise DataError(f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g}).")
+                raise DataError(
+                    f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g})."
+                )
             history.append(Epoch(number, loss, rate, time.perf_counter() - start, loop.name))
             if on_epoch is not None:
                 on_epoch(history[-1])
@@ -167,7 +203,9 @@ class _Loop:
 
     name = "pytorch"
 
-    def __init__(self, model: nn.Module, images: Images, plan: Recipe, generator: torch.Generator) -> None:
+    def __init__(
+        self, model: nn.Module, images: Images, plan: Recipe, generator: torch.Generator
+    ) -> None:
         self.model, self.images, self.plan, self.generator = model, images, plan, generator
         self.optimizer = _optimizer(model, plan)
 
@@ -179,7 +217,10 @@ class _Loop:
         total = torch.zeros(())
         for indices in order.split(plan.batch_size):
             pixels = images.images[indices]
-            inputs = _layout(images.normalise(augment(pixels, self.generator) if plan.augmented else pixels), plan)
+            inputs = _layout(
+                images.normalise(augment(pixels, self.generator) if plan.augmented else pixels),
+                plan,
+            )
             self.optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=plan.bfloat16):
                 loss = F.cross_entropy(self.model(inputs), images.labels[indices])
@@ -196,8 +237,12 @@ def _layout(inputs: Tensor, plan: Recipe) -> Tensor:
 def _optimizer(model: nn.Module, plan: Recipe) -> torch.optim.Optimizer:
     rate, decay = plan.learning_rate, plan.weight_decay
     if plan.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), rate, betas=(0.9, 0.99), weight_decay=decay, fused=True)
-    return torch.optim.SGD(model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=decay, fused=True)
+        return torch.optim.Adam(
+            model.parameters(), rate, betas=(0.9, 0.99), weight_decay=decay, fused=True
+        )
+    return torch.optim.SGD(
+        model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=decay, fused=True
+    )
 
 
 @contextmanager
@@ -235,9 +280,13 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def count_correct(model: nn.Module, images: Images, batch_size: int = 128) -> int:
-    """How many images the model, in eval mode, classifies correctly: a count, so nothing is rounded."""
+    """How many images the model, in eval mode, classifies correctly: a count, so nothing is
+    rounded.
+    """
     correct = 0
     with _mode(model, training=False), _channels_last(model):
         for indices in torch.arange(len(images)).split(batch_size):
-            correct += int((model(images.inputs(indices)).argmax(1) == images.labels[indices]).sum())
+            correct += int(
+                (model(images.inputs(indices)).argmax(1) == images.labels[indices]).sum()
+            )
     return correct

@@ -1,4 +1,6 @@
-"""Weights in safetensors files: checked against the model before a byte is loaded, written all or nothing."""
+"""Weights in safetensors files: checked against the model before a byte is loaded, written all or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _OPTIONAL = "num_batches_tracked"
 
 
 def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:
-    """Load a safetensors file into `model`, every name and shape matching, and return the file's metadata.
+    """Load a safetensors file into `model`, every name and shape matching, and return the file's
+    metadata.
 
     Nothing is loaded unless everything fits: names and shapes are compared from the header first.
     """
@@ -42,7 +45,9 @@ def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:
     return metadata
 
 
-def _check_fit(path: Path, kind: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]) -> None:
+def _check_fit(
+    path: Path, kind: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
+) -> None:
     """Raise a DataError that lists what is missing, unknown or of another shape."""
     missing = [name for name in wanted if name not in found and not name.endswith(_OPTIONAL)]
     unknown = [name for name in found if name not in wanted]
@@ -57,7 +62,9 @@ def _check_fit(path: Path, kind: str, found: Mapping[str, tuple[int, ...]], want
         if names
     ]
     if problems:
-        raise DataError(f"{path} does not fit {kind}; {'; '.join(problems)}. Build the model the file was saved from.")
+        raise DataError(
+            f"{path} does not fit {kind}; {'; '.join(problems)}. Build the model the file was saved from."
+        )
 
 
 def _listed(names: list[str]) -> str:
@@ -67,7 +74,11 @@ def _listed(names: list[str]) -> str:
 
 
 def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]) -> None:
-    """Write the model's state and text metadata as safetensors; the file appears whole or not at all."""
+    """Write the model's state and text metadata as safetensors; the file appears whole or not at
+    all.
+    """
     path = Path(path)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
     write_atomic(path, save(state, dict(metadata)))

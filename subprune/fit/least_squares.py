@@ -43,13 +43,15 @@ def solve(
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
 
     "least-squares" minimises ``‖Y − B_S X‖²``; with ``intercept`` a constant column joins in, whose
-    weights are the shift of the bias. A `ridge` adds ``ridge · ḡ · ‖X − toward‖²``, with ḡ the mean of the kept
-    columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and those of
-    columns about which the data says little most of all; the error is reported without it.
-    "none" keeps the given ``weight`` [d, m] on the kept columns.
+    weights are the shift of the bias. A `ridge` adds ``ridge · ḡ · ‖X − toward‖²``, with ḡ the mean
+    of the kept columns' G_jj: it draws the weights of the columns, not of the constant, to `toward`
+    [d, m], and those of columns about which the data says little most of all; the error is reported
+    without it. "none" keeps the given ``weight`` [d, m] on the kept columns.
     """
     if method not in METHODS:
-        raise OptionError(f"reweighting {method!r}: {closest(method, METHODS)}allowed are {METHODS}")
+        raise OptionError(
+            f"reweighting {method!r}: {closest(method, METHODS)}allowed are {METHODS}"
+        )
     columns = stats.columns(kept)
     if method == "none":
         if weight is None or weight.shape != stats.cross.shape or intercept:
@@ -58,7 +60,9 @@ def solve(
             )
         new = torch.zeros_like(stats.cross)
         new[columns] = weight.detach().to(new)[columns]
-        return Reweighting(new, None, relative_error(stats, new), len(columns), 0, float("nan"), "none")
+        return Reweighting(
+            new, None, relative_error(stats, new), len(columns), 0, float("nan"), "none"
+        )
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
     pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
@@ -78,7 +82,9 @@ def solve(
     return Reweighting(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
 
 
-def _with_ridge(gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None) -> tuple[Tensor, Tensor]:
+def _with_ridge(
+    gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
     if not bool(pull.any()):
         return gram, cross
@@ -91,20 +97,26 @@ def _with_ridge(gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
 
 def _part(gram: Tensor, columns: Tensor) -> Tensor:
     """Rows and columns of a matrix; itself, not a copy, if that is all of it."""
-    return gram if len(columns) == len(gram) else gram.index_select(0, columns).index_select(1, columns)
+    return (
+        gram
+        if len(columns) == len(gram)
+        else gram.index_select(0, columns).index_select(1, columns)
+    )
 
 
 class _Factor:
     """What solves G·X = C, for G [q, q] at unit diagonal.
 
-    Cholesky's factor if all columns are independent. Otherwise ``Re (G + iμ)⁻¹ = G·(G² + μ²)⁻¹`` with μ, the tolerance
-    times the largest eigenvalue: directions well above μ are solved for, those below are noise and get next to
-    no weight. That is close to the minimum-norm solution, without the cost of eigenvectors.
+    Cholesky's factor if all columns are independent. Otherwise ``Re (G + iμ)⁻¹ = G·(G² + μ²)⁻¹``
+    with μ, the tolerance times the largest eigenvalue: directions well above μ are solved for,
+    those below are noise and get next to no weight. That is close to the minimum-norm solution,
+    without the cost of eigenvectors.
     """
 
     def __init__(self, gram: Tensor, tolerance: float) -> None:
         diagonal = gram.diagonal()
-        self.scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)[:, None]  # [q, 1]
+        # [q, 1]
+        self.scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)[:, None]
         dead = diagonal <= 0  # all-zero columns: they get zero
         scaled = gram * self.scale * self.scale.T
         scaled.diagonal()[dead] = 1.0
@@ -118,7 +130,11 @@ class _Factor:
         del self.lower, pivots  # these matrices are large: no more of them at once than needed
         shift = tolerance * _largest(scaled)
         scaled.diagonal().sub_(shift)
-        self.rank, self.solver, self.condition = _positive(scaled) - int(dead.sum()), "shifted", 1 / tolerance
+        self.rank, self.solver, self.condition = (
+            _positive(scaled) - int(dead.sum()),
+            "shifted",
+            1 / tolerance,
+        )
         scaled.diagonal().add_(shift)
         moved = scaled.to(torch.complex128)
         del scaled
@@ -130,11 +146,18 @@ class _Factor:
         scaled = cross * self.scale
         if self.shifted is None:
             return torch.cholesky_solve(scaled, self.lower) * self.scale
-        return torch.linalg.lu_solve(*self.shifted, torch.complex(scaled, torch.zeros_like(scaled))).real * self.scale
+        return (
+            torch.linalg.lu_solve(
+                *self.shifted, torch.complex(scaled, torch.zeros_like(scaled))
+            ).real
+            * self.scale
+        )
 
 
 def _positive(matrix: Tensor) -> int:
-    """How many eigenvalues of a symmetric matrix are positive, by the signs in its LDLᵀ factors (Sylvester)."""
+    """How many eigenvalues of a symmetric matrix are positive, by the signs in its LDLᵀ factors
+    (Sylvester).
+    """
     factors, pivots = torch.linalg.ldl_factor(matrix)
     single = pivots > 0  # the others come in pairs: blocks with one eigenvalue of each sign
     return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2

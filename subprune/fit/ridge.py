@@ -1,12 +1,15 @@
-"""New weights of a layer once the kept units are known, regularised, and judged on inputs it was not fitted to.
+"""New weights of a layer once the kept units are known, regularised, and judged on inputs it was
+not fitted to.
 
-The fit minimises ``‖Y − B_S X‖² + λ·ḡ·‖X − W_S‖²``: least squares, drawn toward the old weights W by a ridge
-relative to ḡ, the mean energy of a kept column. A column that is hardly ever active keeps its old weight: the
-data says nothing better, and a weight fitted to its noise would be large and wrong on other inputs.
+The fit minimises ``‖Y − B_S X‖² + λ·ḡ·‖X − W_S‖²``: least squares, drawn toward the old weights W
+by a ridge relative to ḡ, the mean energy of a kept column. A column that is hardly ever active
+keeps its old weight: the data says nothing better, and a weight fitted to its noise would be large
+and wrong on other inputs.
 
-A strength λ is tried on all inputs but one fold and judged on that fold; the one with the least error over all
-folds is used. The model itself is then fitted to all inputs. The fits without a fold are kept too: together they
-are a version of the model that has not seen the fold, to be judged on it.
+A strength λ is tried on all inputs but one fold and judged on that fold; the one with the least
+error over all folds is used. The model itself is then fitted to all inputs. The fits without a fold
+are kept too: together they are a version of the model that has not seen the fold, to be judged on
+it.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ FOLDS = 4
 STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Strengths of the ridge that are tried, relative to the mean energy of a column.
 
-The weakest is about the rounding of statistics that were multiplied in float32: it changes no direction that data
-tells of, and keeps weights from growing along those that only rounding does.
+The weakest is about the rounding of statistics that were multiplied in float32: it changes no
+direction that data tells of, and keeps weights from growing along those that only rounding does.
 """
 
 _UNJUDGED = 1e-3
@@ -38,7 +41,9 @@ _UNJUDGED = 1e-3
 
 
 def fold_count(folds: int | None, ridge: float | None, reweight: bool) -> int:
-    """Into how many folds the inputs are divided: as asked, but the plain fit sees all of them at once."""
+    """Into how many folds the inputs are divided: as asked, but the plain fit sees all of them at
+    once.
+    """
     if folds is not None:
         return folds
     return FOLDS if reweight and ridge != 0 else 1
@@ -97,7 +102,9 @@ def fit(
 
 
 class _Trial:
-    """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked for."""
+    """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked
+    for.
+    """
 
     def __init__(self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor) -> None:
         self.columns, self.old = columns, old
@@ -125,7 +132,9 @@ class _Trial:
 
 
 def _best_strength(trials: Sequence[_Trial]) -> float:
-    """The strength with the least held-out error: the best for the first fold, or a neighbour that all prefer."""
+    """The strength with the least held-out error: the best for the first fold, or a neighbour that
+    all prefer.
+    """
     errors = [trials[0].error(strength) for strength in STRENGTHS]
     best = errors.index(min(errors))
     near = STRENGTHS[max(0, best - 1) : best + 2]

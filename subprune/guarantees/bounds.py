@@ -1,15 +1,16 @@
 """Lower bounds on the submodularity ratio, and its stronger relatives, from statistics alone.
 
-``F(S) = ‖Y‖² − min_X ‖Y − B_S X‖²`` depends on the columns of a unit only through the space they span. So
-every unit may be given an orthonormal basis of that space first: the Gram matrix G̃ of these bases has identity
-blocks on its diagonal, and the bounds below hold for it just as the paper's hold for ``G = BᵀB``, with 1 in
-the place of the largest eigenvalue. They are never below the paper's, since that is the same bound for a worse
-choice of bases, and units that are zero or whose own columns depend on each other no longer make them vanish.
+``F(S) = ‖Y‖² − min_X ‖Y − B_S X‖²`` depends on the columns of a unit only through the space they
+span. So every unit may be given an orthonormal basis of that space first: the Gram matrix G̃ of
+these bases has identity blocks on its diagonal, and the bounds below hold for it just as the
+paper's hold for ``G = BᵀB``, with 1 in the place of the largest eigenvalue. They are never below
+the paper's, since that is the same bound for a worse choice of bases, and units that are zero or
+whose own columns depend on each other no longer make them vanish.
 
-Notation of the paper: ``γ_{U,k}`` is the largest number with ``γ·F(S | L) ≤ Σ_{i∈S} F(i | L)`` for all disjoint
-``L ⊆ U`` and ``|S| ≤ k``. Why ``γ_{U,k} ≥ λ_min(G̃_{U∪S})``: with R the residuals of the bases given L,
-``F(S | L) ≤ ‖R_SᵀY‖² / λ_min(R_SᵀR_S)``, ``F(i | L) ≥ ‖R_iᵀY‖²`` because ``R_iᵀR_i ≼ 1``, and the Schur complement
-``R_SᵀR_S`` has no smaller eigenvalue than ``G̃_{L∪S}``.
+Notation of the paper: ``γ_{U,k}`` is the largest number with ``γ·F(S | L) ≤ Σ_{i∈S} F(i | L)`` for
+all disjoint ``L ⊆ U`` and ``|S| ≤ k``. Why ``γ_{U,k} ≥ λ_min(G̃_{U∪S})``: with R the residuals of
+the bases given L, ``F(S | L) ≤ ‖R_SᵀY‖² / λ_min(R_SᵀR_S)``, ``F(i | L) ≥ ‖R_iᵀY‖²`` because
+``R_iᵀR_i ≼ 1``, and the Schur complement ``R_SᵀR_S`` has no smaller eigenvalue than ``G̃_{L∪S}``.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _ENUMERATE = 12  # up to so many units, every subset is looked at
 def rank(stats: Statistics) -> int:
     """Numerically independent columns of B among those that belong to units.
 
-    Columns are scaled to unit energy; eigenvalues above ``stats.tolerance`` times the largest count. Columns
-    without a unit, always kept, are projected out first.
+    Columns are scaled to unit energy; eigenvalues above ``stats.tolerance`` times the largest
+    count. Columns without a unit, always kept, are projected out first.
     """
     gram, _, _, _ = without_fixed(stats, stats.tolerance)
     live = (gram.diagonal() > stats.tolerance).nonzero().flatten()
@@ -62,7 +63,9 @@ def rank(stats: Statistics) -> int:
 
 
 def global_eigenvalue_bound(stats: Statistics) -> float:
-    """``λ_min(G) / λ_max(G)``, the paper's simple bound on every ``γ_{U,k}``; 0 if it is lost in rounding."""
+    """``λ_min(G) / λ_max(G)``, the paper's simple bound on every ``γ_{U,k}``; 0 if it is lost in
+    rounding.
+    """
     if stats.width == 0:
         return 1.0
     values = torch.linalg.eigvalsh(stats.gram)
@@ -109,7 +112,9 @@ class Spans:
 
     @cached_property
     def overlaps(self) -> Tensor:
-        """[live, live]: spectral norms of the blocks of G̃ (cosines of the least angles), zero on the diagonal."""
+        """[live, live]: spectral norms of the blocks of G̃ (cosines of the least angles), zero on
+        the diagonal.
+        """
         sizes = self.units.unique(return_counts=True)[1].tolist()
         widest, n = max(sizes), len(sizes)
         within = torch.cat([torch.arange(size) for size in sizes])
@@ -137,7 +142,9 @@ def spans(stats: Statistics) -> Spans:
         if bool(good.any()):
             weakest = min(weakest, float(values[good][0]))
             bases.append((own, vectors[:, good] * values[good].rsqrt()))
-    names = torch.cat([units[own[:1]].expand(b.shape[1]) for own, b in bases]) if bases else units[:0]
+    names = (
+        torch.cat([units[own[:1]].expand(b.shape[1]) for own, b in bases]) if bases else units[:0]
+    )
     half = _stack(bases, gram)  # [q, d]
     full = _stack(bases, half.T)  # [q, q]
     noise = 4 * stats.precision * max(1, len(full)) / weakest
@@ -150,11 +157,13 @@ def _stack(bases: Sequence[tuple[Tensor, Tensor]], matrix: Tensor) -> Tensor:
 
 
 def gamma_bound(given: Sequence[Spans], kept: Iterable[int], k: int) -> float:
-    """A number in [0, 1] that ``γ_{U,k}`` is not below, for U the units ``kept``; several consumers add up.
+    """A number in [0, 1] that ``γ_{U,k}`` is not below, for U the units ``kept``; several consumers
+    add up.
 
-    Up to twelve units it is the smallest ``λ_min(G̃_{U∪S})`` over all S of k more units, as such exact; beyond,
-    the best of two bounds on that, which need no enumeration: see :func:`_by_leverage`, :func:`_by_overlap`. A
-    sum of functions has at least the least ratio of its parts.
+    Up to twelve units it is the smallest ``λ_min(G̃_{U∪S})`` over all S of k more units, as such
+    exact; beyond, the best of two bounds on that, which need no enumeration: see
+    :func:`_by_leverage`, :func:`_by_overlap`. A sum of functions has at least the least ratio of
+    its parts.
     """
     kept = set(kept)
     return min((_sparse_eigenvalue(s, kept, k) for s in given if s.live), default=1.0)
@@ -180,7 +189,11 @@ def _by_enumeration(s: Spans, fixed: Sequence[bool], extra: int) -> float:
     others = [u for u, f in zip(s.live, fixed, strict=True) if not f]
     least = 1.0
     for more in combinations(others, extra):
-        own = torch.isin(s.units, torch.tensor([*always, *more], dtype=torch.int64)).nonzero().flatten()
+        own = (
+            torch.isin(s.units, torch.tensor([*always, *more], dtype=torch.int64))
+            .nonzero()
+            .flatten()
+        )
         if len(own):
             least = min(least, float(torch.linalg.eigvalsh(s.gram[own][:, own])[0]))
     return least
@@ -189,11 +202,14 @@ def _by_enumeration(s: Spans, fixed: Sequence[bool], extra: int) -> float:
 def _by_leverage(s: Spans, fixed: Tensor, extra: int) -> float:
     """``max_j λ_{j+1}·(1 − leverage of the units in the j lowest eigenvectors)``.
 
-    A unit vector z on the units T has ``zᵀG̃z ≥ λ_{j+1}·(1 − ‖N_Tᵀz‖²)`` for N the j lowest eigenvectors, and
-    ``‖N_Tᵀz‖²`` is at most the sum of the leverages of T; the largest of them are assumed for the units not known.
+    A unit vector z on the units T has ``zᵀG̃z ≥ λ_{j+1}·(1 − ‖N_Tᵀz‖²)`` for N the j lowest
+    eigenvectors, and ``‖N_Tᵀz‖²`` is at most the sum of the leverages of T; the largest of them are
+    assumed for the units not known.
     """
     values, _ = s.eigen
-    worst = s.leverage[fixed].sum(0) + s.leverage[~fixed].sort(0, descending=True).values[:extra].sum(0)
+    worst = s.leverage[fixed].sum(0) + s.leverage[~fixed].sort(0, descending=True).values[
+        :extra
+    ].sum(0)
     return float((values * (1 - worst)).max())
 
 
@@ -208,8 +224,10 @@ def _by_overlap(s: Spans, fixed: Tensor, extra: int) -> float:
 
 
 def certified_units(given: Sequence[Spans]) -> int:
-    """The largest m for which any m units are proven independent of each other: their bases together have full
-    rank in every consumer. Units that are zero do not count as dependent: they never gain anything."""
+    """The largest m for which any m units are proven independent of each other: their bases
+    together have full rank in every consumer. Units that are zero do not count as dependent: they
+    never gain anything.
+    """
     low, high = 0, max((len(s.live) for s in given), default=0)
     if high <= _ENUMERATE:
         return max((m for m in range(1, high + 1) if gamma_bound(given, (), m) > 0), default=0)
@@ -224,12 +242,13 @@ def certified_units(given: Sequence[Spans]) -> int:
 def alpha_bound(given: Sequence[Spans], k: int | None = None) -> float:
     """A number in [0, 1] that the weak DR-submodularity ``α_k`` is not below; None: for every k.
 
-    A gain is a sum of ``‖Yᵀz‖²`` over as many orthonormal z in the range of B as the unit still adds
-    dimensions, so it lies between the sums of that many smallest and largest eigenvalues of ``H = QᵀYYᵀQ``, Q an
-    orthonormal basis of that range. (The paper takes z from the whole space, where the smallest eigenvalue is 0
-    as soon as there are more rows than outputs, and one column per unit.) With a k, the paper's second bound
-    joins in where all units are independent: the gain of a unit with r basis vectors is at least
-    ``r·λ_min(WWᵀ)`` times the least eigenvalue on k + 1 units, for W with ``BW`` the part of Y in that range.
+    A gain is a sum of ``‖Yᵀz‖²`` over as many orthonormal z in the range of B as the unit still
+    adds dimensions, so it lies between the sums of that many smallest and largest eigenvalues of
+    ``H = QᵀYYᵀQ``, Q an orthonormal basis of that range. (The paper takes z from the whole space,
+    where the smallest eigenvalue is 0 as soon as there are more rows than outputs, and one column
+    per unit.) With a k, the paper's second bound joins in where all units are independent: the gain
+    of a unit with r basis vectors is at least ``r·λ_min(WWᵀ)`` times the least eigenvalue on k + 1
+    units, for W with ``BW`` the part of Y in that range.
     """
     return min((_alpha(s, k) for s in given if s.live), default=1.0)
 
@@ -250,7 +269,10 @@ def _alpha(s: Spans, k: int | None) -> float:
         return 0.0
     noise = s.noise / float(values[start]) * top
     lows = [
-        float(torch.where(spectrum[:r] - noise > s.tolerance * top, spectrum[:r] - noise, 0.0).sum()) for r in sizes
+        float(
+            torch.where(spectrum[:r] - noise > s.tolerance * top, spectrum[:r] - noise, 0.0).sum()
+        )
+        for r in sizes
     ]
     if k is not None and start == 0 and zeros == 0:
         weights = torch.linalg.svdvals(root @ targets)  # of W = G̃⁻¹C̃
@@ -261,16 +283,19 @@ def _alpha(s: Spans, k: int | None) -> float:
 
 
 def curvature_bound(given: Sequence[Spans]) -> float:
-    """A number in [0, 1] that the total curvature ``c_k`` is not above, for every k: ``1 − α`` if all units are
-    independent of each other, else 1, which says nothing. Units in S or T themselves are left out of its
-    definition, which would make it 1 always."""
+    """A number in [0, 1] that the total curvature ``c_k`` is not above, for every k: ``1 − α`` if
+    all units are independent of each other, else 1, which says nothing. Units in S or T themselves
+    are left out of its definition, which would make it 1 always.
+    """
     independent = all(float(s.eigen[0][0]) - s.noise > s.tolerance for s in given if s.live)
     return 1 - alpha_bound(given) if independent else 1.0
 
 
 def gamma_seen(stats: Sequence[Statistics], n_units: int, order: Sequence[int]) -> float:
-    """A number that ``γ_{U,n}`` is not *above*, for U the units of ``order``: the least ratio
-    ``Σ_i F(i | L) / F(V | L)`` over the prefixes L of the order. Shows how much a lower bound gives away."""
+    """A number that ``γ_{U,n}`` is not *above*, for U the units of ``order``: the least ratio ``Σ_i
+    F(i | L) / F(V | L)`` over the prefixes L of the order. Shows how much a lower bound gives
+    away.
+    """
     state = Elimination(stats, n_units, None)
     total = value(stats, range(n_units))
     done, seen = state.fixed_gain, 1.0
@@ -284,7 +309,9 @@ def gamma_seen(stats: Sequence[Statistics], n_units: int, order: Sequence[int]) 
     return seen
 
 
-def error_bound(start: float, floor: float, gamma: float, k: int, n_units: int, *, tight: bool = False) -> float:
+def error_bound(
+    start: float, floor: float, gamma: float, k: int, n_units: int, *, tight: bool = False
+) -> float:
     """The most error that greedy can leave after k of n units, as a share of ``‖Y‖²``.
 
     start: error with no unit; floor: error with all of them, 0 in the symmetric form; gamma: a lower bound on

@@ -1,7 +1,8 @@
-"""What is proven about the selection in every group, beside what was measured; as an object that prints.
+"""What is proven about the selection in every group, beside what was measured; as an object that
+prints.
 
-The mathematics is in :mod:`subprune.guarantees.bounds`; this module gathers the statistics, puts the numbers of a group
-together and says in words which assumptions hold.
+The mathematics is in :mod:`subprune.guarantees.bounds`; this module gathers the statistics, puts
+the numbers of a group together and says in words which assumptions hold.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ class GroupGuarantee:
     zero_units: int  # units that are zero on all data
     columns: int
     rank: int
-    possible: float  # the paper's table: 1, or rank / (2 · columns): above this share, k is ruled out
+    # the paper's table: 1, or rank / (2 · columns): above this share, k is ruled out
+    possible: float
     k_possible: int  # the same as a number of units
-    k_certified: int  # up to here any 2k units (that are not zero) are proven independent: the bound is not 0
+    # up to here any 2k units (that are not zero) are proven independent: the bound is not 0
+    k_certified: int
     gamma_global: float  # λ_min(G) / λ_max(G), the paper's simple bound on every γ
     gamma: float  # γ_{U,n} is not below this, for every U
     gamma_seen: float  # γ_{Ŝ,n} is not above this, for greedy's full order
@@ -75,7 +78,11 @@ class GroupGuarantee:
 
 
 def group_guarantee(
-    name: str, stats: Sequence[Statistics], n_units: int, counts: Sequence[int], keep_order: KeepOrder | None = None
+    name: str,
+    stats: Sequence[Statistics],
+    n_units: int,
+    counts: Sequence[int],
+    keep_order: KeepOrder | None = None,
 ) -> GroupGuarantee:
     """All numbers of one group from its statistics alone; counts: the budgets k to look at."""
     order = greedy(stats, n_units) if keep_order is None else keep_order
@@ -104,11 +111,17 @@ def group_guarantee(
         (),
     )
     budgets = tuple(_budget(found, given, order, k) for k in counts)
-    words = tuple(_words(found, [s.cross.shape[1] for s in stats], max((len(s.units) for s in given), default=0)))
+    words = tuple(
+        _words(
+            found, [s.cross.shape[1] for s in stats], max((len(s.units) for s in given), default=0)
+        )
+    )
     return GroupGuarantee(**{**vars(found), "budgets": budgets, "assumptions": words})
 
 
-def _possible(stats: Sequence[Statistics], ranks: list[int], columns: list[int], n_units: int) -> float:
+def _possible(
+    stats: Sequence[Statistics], ranks: list[int], columns: list[int], n_units: int
+) -> float:
     """k above which some 2k units must be dependent: more columns than the rank."""
     limit = float(n_units)
     for s, r, c in zip(stats, ranks, columns, strict=True):
@@ -124,9 +137,13 @@ def _certified(given: Sequence[bounds.Spans], n_units: int) -> int:
     return n_units if sure >= max((len(s.live) for s in given), default=0) else sure // 2
 
 
-def _budget(group: GroupGuarantee, given: Sequence[bounds.Spans], order: KeepOrder, k: int) -> BudgetGuarantee:
+def _budget(
+    group: GroupGuarantee, given: Sequence[bounds.Spans], order: KeepOrder, k: int
+) -> BudgetGuarantee:
     start, error, n = float(order.errors[0]), float(order.errors[k]), group.units
-    gamma = max(bounds.gamma_bound(given, order.order[:k], k), bounds.alpha_bound(given, max(1, 2 * k - 1)))
+    gamma = max(
+        bounds.gamma_bound(given, order.order[:k], k), bounds.alpha_bound(given, max(1, 2 * k - 1))
+    )
     reached = (start - error) / (start - group.floor) if start > group.floor else 1.0
     share = max(1 - math.exp(-gamma), 1 - group.curvature, reached)
     live = n - group.zero_units
@@ -147,10 +164,16 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
     if g.k_certified >= g.units:
         words.append("any 2k units independent: yes, for every k: the lower bound on γ is not 0")
     else:
-        ruled_out = f"; ruled out by the rank above k = {g.k_possible}" if g.k_possible > g.k_certified else ""
+        ruled_out = (
+            f"; ruled out by the rank above k = {g.k_possible}"
+            if g.k_possible > g.k_certified
+            else ""
+        )
         words.append(f"any 2k units independent: proven up to k = {g.k_certified}{ruled_out}")
     if g.gamma > 0:
-        words.append(f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at most {g.gamma_seen:.3g} here")
+        words.append(
+            f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at most {g.gamma_seen:.3g} here"
+        )
     else:
         words.append(
             f"exponential error bound: says nothing, as all units together are dependent up to rounding; γ is at "
@@ -159,7 +182,9 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
     if g.alpha > 0:
         words.append(f"as many outputs as independent directions: yes, α ≥ {g.alpha:.3g}")
     elif min(outputs, default=0) < independent:
-        words.append(f"as many outputs as independent directions: no, {min(outputs)} for {independent}: no bound on α")
+        words.append(
+            f"as many outputs as independent directions: no, {min(outputs)} for {independent}: no bound on α"
+        )
     else:
         words.append("outputs tell all directions apart: no: no bound on α")
     return words
@@ -189,12 +214,23 @@ class Guarantees:
         head = f"guarantees of the {self.form} form, {self.patches} patches, {self.samples} inputs"
         table = Table(title=head, title_justify="left")
         table.add_column("group")
-        for name in ("units", "rank", "k/n possible", "k proven", "γ ≥", "γ ≤", "α ≥", "curvature ≤"):
+        for name in (
+            "units",
+            "rank",
+            "k/n possible",
+            "k proven",
+            "γ ≥",
+            "γ ≤",
+            "α ≥",
+            "curvature ≤",
+        ):
             table.add_column(name, justify="right")
         for g in self.groups:
             ratios = (f"{x:.2g}" for x in (g.gamma, g.gamma_seen, g.alpha, g.curvature))
             rank = f"{g.rank}/{g.columns}"
-            table.add_row(g.name, str(g.units), rank, f"{g.possible:.2f}", str(g.k_certified), *ratios)
+            table.add_row(
+                g.name, str(g.units), rank, f"{g.possible:.2f}", str(g.k_certified), *ratios
+            )
         return table
 
     def errors(self) -> Table:
@@ -205,7 +241,13 @@ class Guarantees:
             table.add_column(name, justify="right")
         for g in self.groups:
             for b in g.budgets:
-                shown = (f"{b.error:.4f}", f"{b.bound:.4f}", f"{b.tight:.4f}", f"{b.gamma:.2g}", f"{b.share:.4f}")
+                shown = (
+                    f"{b.error:.4f}",
+                    f"{b.bound:.4f}",
+                    f"{b.tight:.4f}",
+                    f"{b.gamma:.2g}",
+                    f"{b.share:.4f}",
+                )
                 table.add_row(g.name, str(b.k), *shown)
         return table
 
@@ -219,7 +261,9 @@ class Guarantees:
         console.print(self.table())
         console.print(self.errors())
         for g in self.groups:
-            console.print(f"{g.name}:", *(f"\n  {words}" for words in g.assumptions), highlight=False)
+            console.print(
+                f"{g.name}:", *(f"\n  {words}" for words in g.assumptions), highlight=False
+            )
         return stream.getvalue()
 
     __repr__ = __str__
@@ -246,15 +290,15 @@ def guarantees(
 ) -> Guarantees:
     """What is proven about greedy's selection in every group that `prune` would touch.
 
-    `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are given for the
-    shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too. ``form="layer"``
-    looks at the dense model; "sequential" and "asymmetric" prune group after group on the way, and so need one
-    share, or budgets. ``patches="random"`` sees each image at as many random patches as the kernel has positions,
-    with the same `seed` at the same ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups
-    before are fitted where the form prunes on the way; the bounds themselves are about plain fits. `progress` is
-    that of `prune`.
-    Everything is computed in float64 on a copy; ``double=False`` leaves the model's own precision, with wider
-    margins for rounding.
+    `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are
+    given for the shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual
+    streams too. ``form="layer"`` looks at the dense model; "sequential" and "asymmetric" prune
+    group after group on the way, and so need one share, or budgets. ``patches="random"`` sees each
+    image at as many random patches as the kernel has positions, with the same `seed` at the same
+    ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups before are
+    fitted where the form prunes on the way; the bounds themselves are about plain fits. `progress`
+    is that of `prune`. Everything is computed in float64 on a copy; ``double=False`` leaves the
+    model's own precision, with wider margins for rounding.
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
     _check(form, patches, shares, budgets)
@@ -263,12 +307,14 @@ def guarantees(
         tick("bounds: recording the model")
         taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
-        parts = fold_count(folds, ridge, reweight=True)  # which also say where random patches are taken
+        # which also say where random patches are taken
+        parts = fold_count(folds, ridge, reweight=True)
         exact = model
         if double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
         calibration = Calibration.of(exact, taken, parts)
-        groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))  # only= may hold modules
+        # only= may hold modules
+        groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))
         wanted = _counts(groups, shares, budgets)
         groups = [g for g in groups if g.name in wanted]
         tick.plan(bounds=len(groups))
@@ -300,16 +346,29 @@ def _look(
     if form == "layer":
         curves(calibration, groups, method, **choices)
     else:
-        walk(calibration, groups, method, {n: k[0] for n, k in wanted.items()}, ridge=ridge, **choices)
+        walk(
+            calibration,
+            groups,
+            method,
+            {n: k[0] for n, k in wanted.items()},
+            ridge=ridge,
+            **choices,
+        )
     return tuple(proven)
 
 
-def _check(form: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None) -> None:
+def _check(
+    form: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None
+) -> None:
     for name, value, allowed in (("form", form, FORMS), ("patches", patches, PATCHES)):
         if value not in allowed:
-            raise OptionError(f"{name}={value!r}: {closest(str(value), allowed)}allowed are {', '.join(allowed)}")
+            raise OptionError(
+                f"{name}={value!r}: {closest(str(value), allowed)}allowed are {', '.join(allowed)}"
+            )
     if form != "layer" and budgets is None and len(shares) != 1:
-        raise OptionError(f"form={form!r} prunes on the way: give one share, as in keep=0.5, or budgets=")
+        raise OptionError(
+            f"form={form!r} prunes on the way: give one share, as in keep=0.5, or budgets="
+        )
 
 
 def _counts(

@@ -1,4 +1,6 @@
-"""`torch.export` and ONNX files of a pruned model, each run and compared with PyTorch before it is kept."""
+"""`torch.export` and ONNX files of a pruned model, each run and compared with PyTorch before it is
+kept.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,15 @@ class Exported:
 
 
 @given_back
-def export(result: Result | nn.Module, path: str | Path, *, format: str | None = None, example: Any = None) -> Exported:
-    """Write the model as ``.onnx`` or ``.pt2`` (torch.export), run the file, and compare it with PyTorch.
+def export(
+    result: Result | nn.Module, path: str | Path, *, format: str | None = None, example: Any = None
+) -> Exported:
+    """Write the model as ``.onnx`` or ``.pt2`` (torch.export), run the file, and compare it with
+    PyTorch.
 
-    Each output may differ by 1e-4 of its largest entry, or by four times what PyTorch's own float32 differs from
-    float64 where that is more; whole numbers must be equal but for as many as differ there.
+    Each output may differ by 1e-4 of its largest entry, or by four times what PyTorch's own float32
+    differs from float64 where that is more; whole numbers must be equal but for as many as differ
+    there.
 
     Args:
         result: the result of `prune`, or any model.
@@ -74,7 +80,8 @@ def export(result: Result | nn.Module, path: str | Path, *, format: str | None =
         format: "onnx" or "torch-export".
         example: an example input; needed for models that `prune` or `load` did not make.
 
-    A file that does not agree with PyTorch is not kept. ONNX needs ``pip install subprune[export]``.
+    A file that does not agree with PyTorch is not kept. ONNX needs ``pip install
+    subprune[export]``.
     """
     model = result if isinstance(result, nn.Module) else result.model
     path = Path(path)
@@ -87,7 +94,11 @@ def export(result: Result | nn.Module, path: str | Path, *, format: str | None =
         file = Path(folder) / path.name
         batch = _write(small, given, file, write)
         written = run(file)
-        tests = [_resized(given, n) for n in ((2, 3) if batch == "any" else (int(batch),))] if batch else [given]
+        tests = (
+            [_resized(given, n) for n in ((2, 3) if batch == "any" else (int(batch),))]
+            if batch
+            else [given]
+        )
         gaps = [gap for x in tests for gap in _gaps(small, written, x)]
         worst = max(gaps, key=lambda gap: gap.file / gap.allowed)
         if worst.file > worst.allowed:
@@ -98,27 +109,37 @@ def export(result: Result | nn.Module, path: str | Path, *, format: str | None =
         latency = (_seconds(lambda: small(*given[0], **given[1])), _seconds(lambda: written(given)))
         size = sum(f.stat().st_size for f in Path(folder).iterdir())
         os.replace(file, path)
-    return Exported(path.name, kind, size, max(gap.file for gap in gaps), batch or "as given", latency)
+    return Exported(
+        path.name, kind, size, max(gap.file for gap in gaps), batch or "as given", latency
+    )
 
 
 def _format(path: Path, format: str | None) -> str:
     found = format or next((k for k, ending in FORMATS.items() if path.suffix == ending), None)
     if found not in FORMATS:
         near = closest(str(found), FORMATS) if found else ""
-        raise OptionError(f"format={format!r} of {path.name!r}: {near}allowed are onnx (.onnx) and torch-export (.pt2)")
+        raise OptionError(
+            f"format={format!r} of {path.name!r}: {near}allowed are onnx (.onnx) and torch-export (.pt2)"
+        )
     return str(found)
 
 
 def _example(model: nn.Module) -> Inputs:
-    """Inputs of the shapes the model was pruned with: normal numbers, and zeros and ones where integers go."""
+    """Inputs of the shapes the model was pruned with: normal numbers, and zeros and ones where
+    integers go.
+    """
     history = history_of(model)
     if not history:
-        raise DataError(f"this {type(model).__name__} was not made by subprune.prune; pass example= to export it")
+        raise DataError(
+            f"this {type(model).__name__} was not made by subprune.prune; pass example= to export it"
+        )
     return _resized(filled_inputs(dict(history[-1]["inputs"])), 2)
 
 
 def _resized(inputs: Inputs, batch: int) -> Inputs:
-    """The inputs with another number of samples, repeated or cut, where all tensors have the same number."""
+    """The inputs with another number of samples, repeated or cut, where all tensors have the same
+    number.
+    """
     sizes = {x.shape[0] if x.ndim else 0 for x in flat_tensors(inputs)}
     if len(sizes) != 1 or 0 in sizes:
         return inputs
@@ -140,7 +161,9 @@ def _write(model: nn.Module, inputs: Inputs, file: Path, write: Writer) -> str:
     same = len(sizes) == 1 and 0 not in sizes
     attempts: list[tuple[str, Inputs, Any]] = []
     if same:
-        shapes = tree_map(lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) else None, inputs)
+        shapes = tree_map(
+            lambda x: {0: torch.export.Dim.AUTO} if isinstance(x, Tensor) else None, inputs
+        )
         attempts.append(("any", _resized(inputs, 2), shapes))
         attempts.append((str(next(iter(sizes))), inputs, None))
     else:
@@ -173,11 +196,13 @@ def _takes_any(file: Path, write: Writer, inputs: Inputs) -> bool:
     return True
 
 
-# ---- the two formats --------------------------------------------------------------------------------
+# ---- the two formats -----------------------------------------------------------------------------
 
 
 def _write_program(model: nn.Module, inputs: Inputs, file: Path, shapes: Any) -> None:
-    program = torch.export.export(model, inputs[0], inputs[1] or None, dynamic_shapes=_by_name(model, inputs, shapes))
+    program = torch.export.export(
+        model, inputs[0], inputs[1] or None, dynamic_shapes=_by_name(model, inputs, shapes)
+    )
     torch.export.save(program, file)
 
 
@@ -195,9 +220,13 @@ def _run_program(file: Path) -> Callable[[Inputs], list[Tensor]]:
 def _write_onnx(model: nn.Module, inputs: Inputs, file: Path, shapes: Any) -> None:
     _need("onnx", "onnxscript", "onnxruntime")
     program = torch.onnx.export(
-        model, inputs[0], kwargs=inputs[1] or None, dynamo=True, dynamic_shapes=_by_name(model, inputs, shapes),
+        model,
+        inputs[0],
+        kwargs=inputs[1] or None,
+        dynamo=True,
+        dynamic_shapes=_by_name(model, inputs, shapes),
         verbose=False,
-    )  # fmt: skip
+    )
     if program is None:
         raise StructureError("PyTorch's exporter gave nothing back")
     program.save(file, external_data=False)
@@ -224,7 +253,9 @@ def _need(*packages: str) -> None:
 
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
-        raise OptionError(f"ONNX needs {', '.join(missing)}, which cannot be imported: pip install 'subprune[export]'")
+        raise OptionError(
+            f"ONNX needs {', '.join(missing)}, which cannot be imported: pip install 'subprune[export]'"
+        )
 
 
 def _by_name(model: nn.Module, inputs: Inputs, shapes: Any) -> Any:
@@ -237,12 +268,14 @@ def _by_name(model: nn.Module, inputs: Inputs, shapes: Any) -> Any:
     return {**dict(zip(names, shapes[0], strict=False)), **shapes[1]}
 
 
-# ---- checks -----------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """How far one output of a file, and of PyTorch in float32, is off; relative to its largest entry."""
+    """How far one output of a file, and of PyTorch in float32, is off; relative to its largest
+    entry.
+    """
 
     file: float
     noise: float = 0.0  # of PyTorch itself, 0 if it cannot be run in float64
@@ -253,10 +286,16 @@ class _Gap:
 
     @property
     def why(self) -> str:
-        return f" (PyTorch's own rounding makes {self.noise:.1e})" if self.noise > TOLERANCE / _NOISE else ""
+        return (
+            f" (PyTorch's own rounding makes {self.noise:.1e})"
+            if self.noise > TOLERANCE / _NOISE
+            else ""
+        )
 
 
-def _gaps(model: nn.Module, written: Callable[[Inputs], list[Tensor]], inputs: Inputs) -> list[_Gap]:
+def _gaps(
+    model: nn.Module, written: Callable[[Inputs], list[Tensor]], inputs: Inputs
+) -> list[_Gap]:
     """The differences of all outputs."""
     expected, answers = _outputs(model, inputs), written(inputs)
     if [x.shape for x in expected] != [x.shape for x in answers]:
@@ -289,8 +328,8 @@ def _outputs_in_double(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 def relative_gap(a: Tensor, b: Tensor) -> float:
     """The largest difference of two outputs, relative to the largest entry of the first.
 
-    Infinite entries, NaN and masks (numbers near the largest there are) must be where they are in the other and set no
-    scale. Of whole numbers it is the share that differ.
+    Infinite entries, NaN and masks (numbers near the largest there are) must be where they are in
+    the other and set no scale. Of whole numbers it is the share that differ.
     """
     if not a.numel():
         return 0.0

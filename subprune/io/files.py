@@ -12,7 +12,9 @@ __all__ = ["write_atomic"]
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
-    """Write to a temporary neighbour and rename it over `path`; whatever happens, no half of a file stays."""
+    """Write to a temporary neighbour and rename it over `path`; whatever happens, no half of a file
+    stays.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -30,6 +32,8 @@ def write_atomic(path: Path, content: bytes) -> Path:
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise DataError(f"{str(path)!r} cannot be written: {error}; give another place") from error
+            raise DataError(
+                f"{str(path)!r} cannot be written: {error}; give another place"
+            ) from error
         raise
     return path

@@ -1,8 +1,8 @@
 """Saving a pruned model and loading it again: safetensors, with the plan as JSON in the metadata.
 
-Nothing is ever unpickled. Loading takes the original, unpruned model, cuts a copy of it as the plan says and
-fills in the saved tensors. Everything in the file is compared with the model first: names, shapes, numbers of
-units, checksums. The model given is never changed.
+Nothing is ever unpickled. Loading takes the original, unpruned model, cuts a copy of it as the plan
+says and fills in the saved tensors. Everything in the file is compared with the model first: names,
+shapes, numbers of units, checksums. The model given is never changed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
         "model": type(model).__name__,
         "steps": list(history),
         "versions": library_versions(),
-        "tensors": {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()},
+        "tensors": {
+            name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()
+        },
         "content": _digest_tensors(state),
     }
     texts = {"plan": json.dumps(plan, sort_keys=True)}
@@ -71,10 +73,11 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
 
 @given_back
 def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Module:
-    """The pruned model saved at `path`, made from `model`, a fresh instance of the original network.
+    """The pruned model saved at `path`, made from `model`, a fresh instance of the original
+    network.
 
-    `model` itself is not changed, whatever happens. `example` is an example input, needed only for models
-    whose inputs are objects that cannot be described in a file.
+    `model` itself is not changed, whatever happens. `example` is an example input, needed only for
+    models whose inputs are objects that cannot be described in a file.
     """
     if not isinstance(model, nn.Module):
         raise DataError(f"load needs an instance of the original model, got {type(model).__name__}")
@@ -86,7 +89,15 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
     for number, step in enumerate(plan["steps"]):
         try:
             _replay(small, step, example)
-        except (SubpruneError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        except (
+            SubpruneError,
+            KeyError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            IndexError,
+        ) as error:
             which = f"step {number + 1} of its plan: " if len(plan["steps"]) > 1 else ""
             raise DataError(
                 f"{path.name} was not saved from this kind of model ({type(model).__name__}, the file has a pruned "
@@ -103,11 +114,13 @@ def read_report(path: str | Path) -> str:
     metadata, _ = _read(path, tensors=False)
     _plan(path, metadata)
     if "report" not in metadata:
-        raise DataError(f"{path.name} has no report inside; it was saved from a model, not from a result")
+        raise DataError(
+            f"{path.name} has no report inside; it was saved from a model, not from a result"
+        )
     return metadata["report"]
 
 
-# ---- one step of the plan ---------------------------------------------------------------------------
+# ---- one step of the plan ------------------------------------------------------------------------
 
 
 def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
@@ -125,8 +138,12 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
         if name not in structure.names:
             raise DataError(f"the model has no group {name!r}")
         found = structure[name]
-        if found.n_units != group["units"] or {s.tensor for s in found.slots} != set(group["shapes"]):
-            raise DataError(f"group {name!r} has {group['units']} units in the file, {found.n_units} here")
+        if found.n_units != group["units"] or {s.tensor for s in found.slots} != set(
+            group["shapes"]
+        ):
+            raise DataError(
+                f"group {name!r} has {group['units']} units in the file, {found.n_units} here"
+            )
         keeps.append((found, keep_mask(found, group["kept"])))
     cut_in_place(model, keeps, structure.program, eager=step["eager"])
 
@@ -146,10 +163,12 @@ def _recorded(model: nn.Module, step: Mapping[str, Any], example: Any) -> Progra
 
 def _words(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
-    return text[:300] if isinstance(error, SubpruneError) else f"{type(error).__name__}: {text[:200]}"
+    return (
+        text[:300] if isinstance(error, SubpruneError) else f"{type(error).__name__}: {text[:200]}"
+    )
 
 
-# ---- the file ---------------------------------------------------------------------------------------
+# ---- the file ------------------------------------------------------------------------------------
 
 
 def _digest(texts: Mapping[str, str]) -> str:
@@ -194,19 +213,27 @@ def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         )
     texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
     if _digest(texts) != metadata.get("sha256"):
-        raise DataError(f"the plan in {path.name} was altered: its checksum does not fit; save the model again")
+        raise DataError(
+            f"the plan in {path.name} was altered: its checksum does not fit; save the model again"
+        )
     try:
         plan = json.loads(texts["plan"])
         _check_plan(plan)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"the plan in {path.name} cannot be read: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"the plan in {path.name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
     return plan
 
 
 def _check_plan(plan: Any) -> None:
     """Types of everything that `load` relies on; wrong ones raise."""
     steps = plan["steps"]
-    if not isinstance(plan["tensors"], dict) or not isinstance(plan["model"], str) or not isinstance(steps, list):
+    if (
+        not isinstance(plan["tensors"], dict)
+        or not isinstance(plan["model"], str)
+        or not isinstance(steps, list)
+    ):
         raise TypeError("model, tensors and steps are not of the right types")
     if not 1 <= len(steps) <= _MOST_STEPS:
         raise ValueError(f"{len(steps)} steps, allowed are 1 to {_MOST_STEPS}")
@@ -214,7 +241,11 @@ def _check_plan(plan: Any) -> None:
         if not isinstance(step["inputs"], dict) or not isinstance(step["eager"], bool):
             raise TypeError("inputs and eager are not of the right types")
         for group in step["groups"].values():
-            numbers = [group["units"], *group["kept"], *(n for shape in group["shapes"].values() for n in shape)]
+            numbers = [
+                group["units"],
+                *group["kept"],
+                *(n for shape in group["shapes"].values() for n in shape),
+            ]
             if any(type(n) is not int or n < 0 for n in numbers):
                 raise TypeError("units, kept and shapes must be whole numbers")
 
@@ -222,14 +253,18 @@ def _check_plan(plan: Any) -> None:
 def _check_content(path: Path, plan: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     found = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
     if found != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
-        raise DataError(f"the tensors in {path.name} were altered: they do not fit the plan; save the model again")
+        raise DataError(
+            f"the tensors in {path.name} were altered: they do not fit the plan; save the model again"
+        )
 
 
 def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     expected = _state(model)
     missing, extra = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or extra:
-        raise DataError(f"{path.name} does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
+        raise DataError(
+            f"{path.name} does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}"
+        )
     for name, x in expected.items():
         if x.shape != state[name].shape:
             raise DataError(

@@ -1,6 +1,7 @@
 """Rankings of groups on the dense model, layer after layer in one forward pass.
 
-Where a ranking needs nothing but a layer's statistics, layers are ranked on other cores while the pass goes on.
+Where a ranking needs nothing but a layer's statistics, layers are ranked on other cores while the
+pass goes on.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def rankers(
         yield Ranker(group, "layer", dense, dense, setting, start=mark)
 
 
-def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, Ranking]:
+def rankings(
+    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
+) -> dict[str, Ranking]:
     """Rankings of all groups on the dense model; options as for `rankers`."""
 
     def finish(ranker: Ranker, method: Method) -> Ranking:
@@ -77,7 +80,9 @@ def rankings(calibration: Calibration, groups: Sequence[Group], method: Method, 
     return dict(_one_by_one(rankers(calibration, groups, method, **options), method, finish))
 
 
-def curves(calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any) -> dict[str, KeepOrder]:
+def curves(
+    calibration: Calibration, groups: Sequence[Group], method: Method, **options: Any
+) -> dict[str, KeepOrder]:
     """Keep orders and error curves of all groups on the dense model; options as for `rankers`."""
 
     def finish(ranker: Ranker, method: Method) -> KeepOrder:
@@ -141,11 +146,18 @@ def room(waiting: Sequence[Ranker]) -> bool:
     """Whether one more layer's statistics may be gathered while these are still being ranked."""
     known = [s for r in waiting for s in r.__dict__.get("statistics", [])]
     widest = max((s.gram.nbytes for s in known), default=_PENDING)
-    return len(waiting) < torch.get_num_threads() and sum(s.gram.nbytes for s in known) + widest <= _PENDING
+    return (
+        len(waiting) < torch.get_num_threads()
+        and sum(s.gram.nbytes for s in known) + widest <= _PENDING
+    )
 
 
-def begin(ranker: Ranker, method: Method, finish: Callable[[Ranker, Method], Found], background: bool) -> Future[Found]:
-    """Rank a group: in the background, if wished and if its statistics, gathered before, are all that takes."""
+def begin(
+    ranker: Ranker, method: Method, finish: Callable[[Ranker, Method], Found], background: bool
+) -> Future[Found]:
+    """Rank a group: in the background, if wished and if its statistics, gathered before, are all
+    that takes.
+    """
     if method.statistics_only and background:
         return parallel.later(lambda: finish(ranker, method))
     done: Future[Found] = Future()
@@ -162,7 +174,9 @@ def gather(ranker: Ranker, method: Method) -> None:
 def _one_by_one(
     ranked: Iterator[Ranker], method: Method, finish: Callable[[Ranker, Method], Found]
 ) -> Iterator[tuple[str, Found]]:
-    """What `finish` makes of every group; the runs go on while earlier groups are still being ranked."""
+    """What `finish` makes of every group; the runs go on while earlier groups are still being
+    ranked.
+    """
     waiting: deque[tuple[Ranker, Future[Found]]] = deque()
     for ranker in ranked:
         gather(ranker, method)

@@ -38,9 +38,11 @@ class Decision:
     group: str
     kept: tuple[int, ...]
     order: tuple[int, ...]
-    errors: tuple[float, ...] = ()  # error curve, if the method has one: relative residual for every k
+    # error curve, if the method has one: relative residual for every k
+    errors: tuple[float, ...] = ()
     dependent: tuple[int, ...] = ()  # units that added nothing to those before
-    error: float = float("nan")  # relative input change left after reweighting, on the inputs that were fitted
+    # relative input change left after reweighting, on the inputs that were fitted
+    error: float = float("nan")
     held_out: float = float("nan")  # the same on inputs that were not fitted
     ridge: tuple[float, ...] = ()  # strength of the ridge of every fit
     growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖
@@ -57,8 +59,10 @@ class Walk:
     decisions: dict[str, Decision]
     tensors: dict[str, Tensor]
     dense: Run  # of the dense model, past the last group
-    versions: list[dict[str, Tensor]] = field(default_factory=list)  # the same fitted without each fold
-    override: dict[int, Override] = field(default_factory=dict)  # corrected operations of the masked model
+    # the same fitted without each fold
+    versions: list[dict[str, Tensor]] = field(default_factory=list)
+    # corrected operations of the masked model
+    override: dict[int, Override] = field(default_factory=dict)
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
 
@@ -77,15 +81,17 @@ def walk(
 ) -> Walk:
     """Decide every group in forward order.
 
-    The ``layer`` form looks at the dense model throughout; the others look at what earlier decisions left, with
-    `renew` at what it computes once the BatchNorm statistics on the way are re-estimated.
-    `ridge` draws fits toward the old weights, None with a strength chosen on held-out inputs.
-    `choices` are those of `Setting`: seed, epsilon, patches, train_data.
+    The ``layer`` form looks at the dense model throughout; the others look at what earlier
+    decisions left, with `renew` at what it computes once the BatchNorm statistics on the way are
+    re-estimated. `ridge` draws fits toward the old weights, None with a strength chosen on held-out
+    inputs. `choices` are those of `Setting`: seed, epsilon, patches, train_data.
     """
     setting = Setting(calibration, tuple(groups), **choices)
     method.check(setting)
     dense, current = calibration.start(), calibration.start()
-    versions = [current.tensors] * calibration.n_folds if reweight and calibration.n_folds > 1 else []
+    versions = (
+        [current.tensors] * calibration.n_folds if reweight and calibration.n_folds > 1 else []
+    )
     current.renew = stored_norms(calibration.structure.program) if renew else {}
     past_dense, past_current = Passage(dense, groups), Passage(current, groups)
     alone = method.form == "layer"  # then the pruned model's activations are never looked at
@@ -102,7 +108,9 @@ def walk(
         _note_gone(gone, ranker.group, decision.kept)
         decisions[ranker.group.name] = decision
         wanted = [c.use.op for g in groups if g.name not in decisions for c in g.consumers]
-        if ranker.passed is not None and ranker.passed.position <= min(wanted, default=ranker.passed.position):
+        if ranker.passed is not None and ranker.passed.position <= min(
+            wanted, default=ranker.passed.position
+        ):
             dense.go_on_from(ranker.passed)
         for held in ("statistics", "folded"):  # no longer needed, and large
             ranker.__dict__.pop(held, None)
@@ -114,7 +122,9 @@ def walk(
         started = time.perf_counter()
         tick("rank", group)
         go = functools.partial(Passage.go_to, group=group)
-        marks = parallel.each(go, [past_dense] if alone else [past_dense, past_current], current.on_cpu)
+        marks = parallel.each(
+            go, [past_dense] if alone else [past_dense, past_current], current.on_cpu
+        )
         mark = None if alone else marks[-1]
         source = dense if alone else current
         ranker = Ranker(group, method.form, source, dense, setting, counts[group.name], gone, mark)
@@ -134,7 +144,9 @@ def walk(
 
 
 def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
-    """Whether a layer reads this group and one of the others: then one decision changes the other's statistics."""
+    """Whether a layer reads this group and one of the others: then one decision changes the other's
+    statistics.
+    """
     own = {c.use.op for c in group.consumers}
     return any(c.use.op in own for other in others for c in other.consumers)
 
@@ -167,7 +179,9 @@ def _apply(
     reweight: bool,
     ridge: float | None,
 ) -> None:
-    """Switch the other units off in the current run, with new weights for what reads them; in `versions` too."""
+    """Switch the other units off in the current run, with new weights for what reads them; in
+    `versions` too.
+    """
     group, mark = ranker.group, ranker.start
     keep = keep_mask(group, decision.kept)
     if reweight and len(decision.kept) < group.n_units:
@@ -184,8 +198,12 @@ def _apply(
         current.envs, current.position = mark.envs, mark.position
 
 
-def _switched_off(group: Group, keep: Keep, models: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Several versions of a model with removed units zeroed; they go on sharing the tensors that they share."""
+def _switched_off(
+    group: Group, keep: Keep, models: Sequence[dict[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """Several versions of a model with removed units zeroed; they go on sharing the tensors that
+    they share.
+    """
     zeroed: dict[int, Tensor] = {}  # by the identity of the tensor before
     results = []
     for tensors in models:
@@ -198,7 +216,9 @@ def _switched_off(group: Group, keep: Keep, models: Sequence[dict[str, Tensor]])
 
 
 def _note_gone(gone: dict[int, Tensor], group: Group, kept: Sequence[int]) -> None:
-    """Mark the inputs of the group's consumers that are removed: other groups may be read by the same layer."""
+    """Mark the inputs of the group's consumers that are removed: other groups may be read by the
+    same layer.
+    """
     keep = torch.as_tensor(keep_mask(group, kept))
     for consumer in group.consumers:
         units = torch.as_tensor(consumer.columns)
@@ -224,7 +244,11 @@ def _blocks(group: Group, blocks: Sequence[Block]) -> list[tuple[Consumer, Seque
 
 
 def _reweight(
-    ranker: Ranker, decision: Decision, current: Run, versions: list[dict[str, Tensor]], ridge: float | None
+    ranker: Ranker,
+    decision: Decision,
+    current: Run,
+    versions: list[dict[str, Tensor]],
+    ridge: float | None,
 ) -> None:
     """Fit every consumer, for the model itself and for each fold's version of it."""
     models = [dict(tensors) for tensors in (current.tensors, *versions)]
@@ -258,7 +282,9 @@ def _matrices(consumer: Consumer, tensors: Mapping[str, Tensor]) -> list[Tensor]
     return [w.flatten(1).T for w in consumer_weight(consumer, tensors).chunk(consumer.groups)]
 
 
-def _as_weight(consumer: Consumer, tensors: Mapping[str, Tensor], blocks: Sequence[Tensor]) -> Tensor:
+def _as_weight(
+    consumer: Consumer, tensors: Mapping[str, Tensor], blocks: Sequence[Tensor]
+) -> Tensor:
     """Matrices [d, m], one per block, as the consumer holds its weight."""
     old = tensors[consumer.use.weight]
     rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · kernel positions]
@@ -278,7 +304,8 @@ def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:
 
 
 def alone(ranker: Ranker, ranking: Ranking, k: int, reweight: bool) -> Run:
-    """The state of the dense model with only this group pruned, to k units: its tensors and overrides.
+    """The state of the dense model with only this group pruned, to k units: its tensors and
+    overrides.
 
     Fits are plain least squares here.
 

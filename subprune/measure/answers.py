@@ -23,7 +23,8 @@ IGNORED = -100  # PyTorch's label for answers that do not count
 
 _PRODUCTS = ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm")
 _NORMS = ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm")
-_FEATURES = (*_NORMS, "tanh", "pixel_shuffle")  # what comes out of these is no choice between classes
+# what comes out of these is no choice between classes
+_FEATURES = (*_NORMS, "tanh", "pixel_shuffle")
 _POOLING = ("avg_pool", "adaptive_", "_adaptive_", "max_pool")
 _RESIZING = (*_POOLING, "upsample", "_upsample", "slice", "constant_pad")  # begin so
 _VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze")
@@ -138,7 +139,7 @@ def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
     return False
 
 
-# ---- what the recorded operations say -------------------------------------------------------------
+# ---- what the recorded operations say ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,20 @@ def _source(program: Program) -> _Source:
         op = makers[made.id]
         if op.kind in _PRODUCTS or op.kind == "convolution":
             return _forward(op, len(made.shape), reversed(steps))
-        given = [program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")]
-        if op.kind in _FEATURES or any(v.source == "input" and v.shape == made.shape for v in given):
+        given = [
+            program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")
+        ]
+        if op.kind in _FEATURES or any(
+            v.source == "input" and v.shape == made.shape for v in given
+        ):
             return _NUMBERS
         candidates = [v for v in given if v.source == "op" and v.dtype.is_floating_point]
         if not candidates:
             return _Source()
         read = max(candidates, key=lambda v: prod(v.shape))
-        if op.kind in ("mul", "div") and any(_is_norm(v, read, makers, program) for v in candidates):
+        if op.kind in ("mul", "div") and any(
+            _is_norm(v, read, makers, program) for v in candidates
+        ):
             return _NUMBERS
         steps.append((op, read, made))
         made = read
@@ -220,7 +227,9 @@ def _moved(op: Op, old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int 
         a, b = (d % len(old) for d in (op.args[1:3] if op.kind == "transpose" else (0, -1)))
         return {a: b, b: a}.get(dim, dim)
     if op.kind in _VIEWS:
-        places = [d for d, n in enumerate(new) if n == old[dim] and prod(new[:d]) == prod(old[:dim])]
+        places = [
+            d for d, n in enumerate(new) if n == old[dim] and prod(new[:d]) == prod(old[:dim])
+        ]
         return places[0] if places else None
     if op.kind in _REDUCTIONS and len(op.args) > 1 and isinstance(op.args[1], list | tuple):
         gone = {d % len(old) for d in op.args[1]}
@@ -230,6 +239,8 @@ def _moved(op: Op, old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int 
     if op.kind == "select":
         gone_dim = op.args[1] % len(old)
         return None if gone_dim == dim else dim - (gone_dim < dim)
-    if new == old or (op.kind.startswith(_RESIZING) and len(new) == len(old) and new[dim] == old[dim]):
+    if new == old or (
+        op.kind.startswith(_RESIZING) and len(new) == len(old) and new[dim] == old[dim]
+    ):
         return dim
     return None

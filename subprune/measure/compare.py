@@ -44,10 +44,10 @@ def compare(
 ) -> Comparison:
     """Outputs of two models compared, batch by batch; `program` is a recorded run of the first.
 
-    What the outputs mean is read as `subprune.measure.answers.read` says: classes for each input, pixel or
-    token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be the same
-    in both; the change is that of the finite ones, and infinite where they do not match. Accuracy
-    is there if every batch has one class number for each answer; -100 is not counted.
+    What the outputs mean is read as `subprune.measure.answers.read` says: classes for each input,
+    pixel or token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be
+    the same in both; the change is that of the finite ones, and infinite where they do not match.
+    Accuracy is there if every batch has one class number for each answer; -100 is not counted.
     """
     tally = Tally(program)
     for a, b, batch in zip(before, after, batches, strict=True):
@@ -92,7 +92,9 @@ class Tally:
         accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
         kind = self.reading.kind if self.reading is not None else ""
         agreement = self.same / self.answers if self.answers else NAN
-        return Comparison(self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy)
+        return Comparison(
+            self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy
+        )
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:

@@ -42,7 +42,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_flops(model: nn.Module, inputs: Inputs) -> int:
-    """Floating point operations of one call: two per multiply-add, as PyTorch's counter counts them.
+    """Floating point operations of one call: two per multiply-add, as PyTorch's counter counts
+    them.
 
     Those of recurrent layers, some of which it does not count, are added.
 
@@ -130,7 +131,8 @@ def side_by_side(
     warmup: int = 3,
     seconds: float = float("inf"),
 ) -> tuple[Latency, ...]:
-    """Latencies to be compared: the models' calls alternate, so that whatever else the machine does slows all alike.
+    """Latencies to be compared: the models' calls alternate, so that whatever else the machine does
+    slows all alike.
 
     After `seconds`, five repeats are enough.
     """

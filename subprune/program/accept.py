@@ -56,7 +56,9 @@ def _check_wrapper(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel) or getattr(module, "device_ids", None):
             wrapper = type(module).__name__
-            raise OptionError(f"{name!r} of the model is wrapped in {wrapper}; give it {name}.module")
+            raise OptionError(
+                f"{name!r} of the model is wrapped in {wrapper}; give it {name}.module"
+            )
     if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # a stand-in that raises
         raise OptionError(
             "the model was made by torch.export, which fixes how it is run; give the Python module that "

@@ -3,8 +3,8 @@
 `borrowed` is the only way in which a caller's model is run. The run sees the caller's modules, but
 private copies of their tensors and containers: whatever it writes is written into copies, and
 afterwards every reference is put back. Values therefore never need to be restored, and parameters
-keep their identity, gradients and versions. `given_back` stands around every public function and puts
-everything back once more, whatever ended the call.
+keep their identity, gradients and versions. `given_back` stands around every public function and
+puts everything back once more, whatever ended the call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ __all__ = ["borrowed", "follow", "given_back", "reachable", "undisturbed"]
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
-# Dicts and sets that PyTorch itself keeps in every module: tensors, children, hooks. Others may hold
+# Dicts and sets that PyTorch itself keeps in every module: tensors, children, hooks. Others may
+# hold
 # references to them (the handle of a hook does), so they are changed and restored in place.
 _TABLES = frozenset(name for name, x in vars(nn.Module()).items() if isinstance(x, dict | set))
 _MAPPINGS = (dict, OrderedDict, defaultdict)
@@ -52,8 +53,9 @@ def undisturbed() -> Iterator[None]:
 def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = _NONE) -> Iterator[None]:
     """Lend the model, in eval mode, for runs that leave no trace.
 
-    Inside, parameters, buffers and other tensors of the modules are copies, or those that `stand_ins`
-    has for them by their ``id``. Objects of other classes that hold tensors are not looked into.
+    Inside, parameters, buffers and other tensors of the modules are copies, or those that
+    `stand_ins` has for them by their ``id``. Objects of other classes that hold tensors are not
+    looked into.
     """
     with _one_at_a_time:
         snapshot = _Snapshot(model)

@@ -1,7 +1,8 @@
 """Convolution, BatchNorm, addition and ReLU as one call, where a program is replayed many times.
 
-Only for replays whose values are not looked at on the way (accuracy curves, trials of greedy on the loss): the results
-agree to rounding, not bit by bit. On the CPU in float32, by oneDNN; anything else runs operation by operation.
+Only for replays whose values are not looked at on the way (accuracy curves, trials of greedy on the
+loss): the results agree to rounding, not bit by bit. On the CPU in float32, by oneDNN; anything
+else runs operation by operation.
 """
 
 from __future__ import annotations
@@ -36,9 +37,16 @@ class Chain:
     out: int  # value id of the result
 
     def run(self, fetch: Callable[[Any], Any], folds: Folds) -> Tensor | None:
-        """The result; None if these tensors have to go the ordinary way. `folds` keeps weights between runs."""
+        """The result; None if these tensors have to go the ordinary way. `folds` keeps weights
+        between runs.
+        """
         x, weight = fetch(self.conv.args[0]), fetch(self.conv.args[1])
-        if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32 or x.numel() == 0:
+        if (
+            x.device.type != "cpu"
+            or x.dtype != torch.float32
+            or weight.dtype != torch.float32
+            or x.numel() == 0
+        ):
             return None
         weight, bias = self._folded(weight, fetch, folds)
         stride, padding, dilation, _, _, groups = self.conv.args[3:]
@@ -51,7 +59,9 @@ class Chain:
         call = torch.ops.mkldnn._convolution_pointwise.binary
         return call(x, other, weight, bias, *shape, "add", 1.0, relu, [], "")
 
-    def _folded(self, weight: Tensor, fetch: Callable[[Any], Any], folds: Folds) -> tuple[Tensor, Tensor | None]:
+    def _folded(
+        self, weight: Tensor, fetch: Callable[[Any], Any], folds: Folds
+    ) -> tuple[Tensor, Tensor | None]:
         """Weight and bias with the norm in them, made anew only if a tensor was replaced."""
         norm = () if self.norm is None else tuple(fetch(a) for a in self.norm.args[1:5])
         parts = (weight, fetch(self.conv.args[2]), *norm)
@@ -64,7 +74,13 @@ class Chain:
 
 
 def _fold(
-    epsilon: float, weight: Tensor, bias: Tensor | None, gamma: Any, beta: Any, mean: Tensor, variance: Tensor
+    epsilon: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    gamma: Any,
+    beta: Any,
+    mean: Tensor,
+    variance: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution with the norm that follows it."""
     scale = (variance + epsilon).rsqrt()
@@ -74,8 +90,12 @@ def _fold(
 
 
 def chains(program: Program) -> dict[int, Chain]:
-    """All chains of a program, by the index of their convolution; none if it cares where numbers lie in memory."""
-    if not torch.backends.mkldnn.is_available() or any(op.mutates or _by_layout(program, op) for op in program.ops):
+    """All chains of a program, by the index of their convolution; none if it cares where numbers
+    lie in memory.
+    """
+    if not torch.backends.mkldnn.is_available() or any(
+        op.mutates or _by_layout(program, op) for op in program.ops
+    ):
         return {}
     readers: dict[int, int] = dict.fromkeys(program.outputs, 2)
     for op in program.ops:
@@ -83,12 +103,17 @@ def chains(program: Program) -> dict[int, Chain]:
             readers[vid] = readers.get(vid, 0) + 1
     alive = [op for op in program.ops if any(readers.get(v) for v in op.outs)]
     made = {v: op.index for op in program.ops for v in op.outs}
-    found = (_chain(program, alive[i:], readers, made) for i, op in enumerate(alive) if op.kind == "convolution")
+    found = (
+        _chain(program, alive[i:], readers, made)
+        for i, op in enumerate(alive)
+        if op.kind == "convolution"
+    )
     return {c.ops[0]: c for c in found if c is not None}
 
 
 def _by_layout(program: Program, op: Op) -> bool:
-    """Whether an operation depends on the order of numbers in memory; a chain's result has channels last.
+    """Whether an operation depends on the order of numbers in memory; a chain's result has channels
+    last.
 
     Pooling in three dimensions refuses features of four dimensions in that order.
     """
@@ -97,10 +122,17 @@ def _by_layout(program: Program, op: Op) -> bool:
     return op.kind == "as_strided"
 
 
-def _chain(program: Program, ops: Sequence[Op], readers: dict[int, int], made: dict[int, int]) -> Chain | None:
+def _chain(
+    program: Program, ops: Sequence[Op], readers: dict[int, int], made: dict[int, int]
+) -> Chain | None:
     """The chain that begins with the first of `ops`, if it is worth one."""
     conv, rest = ops[0], list(ops[1:4])
-    if len(conv.args) != 9 or conv.args[6] or conv.kwargs or len(program.values[conv.outs[0]].shape) != 4:
+    if (
+        len(conv.args) != 9
+        or conv.args[6]
+        or conv.kwargs
+        or len(program.values[conv.outs[0]].shape) != 4
+    ):
         return None
     taken, out = [conv.index], conv.outs[0]
     norm, other, relu = None, None, False
@@ -125,11 +157,18 @@ def _plain_norm(op: Op, out: int, readers: dict[int, int]) -> bool:
     """Whether a norm of the value `out` uses stored statistics, and only its first result is read."""
     stored = op.kind != "native_batch_norm" or op.args[5] is False
     known = all(a is not None for a in op.args[3:5])
-    return stored and known and getattr(op.args[0], "id", -1) == out and not any(readers.get(v) for v in op.outs[1:])
+    return (
+        stored
+        and known
+        and getattr(op.args[0], "id", -1) == out
+        and not any(readers.get(v) for v in op.outs[1:])
+    )
 
 
 def _addend(program: Program, op: Op, out: int, made: dict[int, int], before: int) -> Ref | None:
-    """What the operation adds to `out`, if it is of the same shape and there before the convolution runs."""
+    """What the operation adds to `out`, if it is of the same shape and there before the convolution
+    runs.
+    """
     refs = [a for a in op.args if hasattr(a, "id")]
     others = [r for r in refs if r.id != out]
     if op.name != "aten.add.Tensor" or op.kwargs or len(refs) != 2 or len(others) != 1:

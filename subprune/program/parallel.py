@@ -1,7 +1,8 @@
 """Independent pieces of work on several cores.
 
-Many small operations gain nothing from threads inside each of them. Here whole pieces run side by side, each on one
-core, as many as `torch.get_num_threads()` allows; PyTorch lets go of the interpreter while it computes.
+Many small operations gain nothing from threads inside each of them. Here whole pieces run side by
+side, each on one core, as many as `torch.get_num_threads()` allows; PyTorch lets go of the
+interpreter while it computes.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def later(function: Callable[[], Found]) -> Future[Found]:
     return done
 
 
-def each(function: Callable[[Item], Found], items: Sequence[Item], worthwhile: bool = True) -> list[Found]:
+def each(
+    function: Callable[[Item], Found], items: Sequence[Item], worthwhile: bool = True
+) -> list[Found]:
     """The function of every item, in order. The first error is raised when all have ended."""
     if not worthwhile or len(items) < 2 or _workers() < 2:
         return [function(item) for item in items]
@@ -116,7 +119,9 @@ def each(function: Callable[[Item], Found], items: Sequence[Item], worthwhile: b
 
 @contextlib.contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Operations too small for threads run without: waiting for each other costs them more than the work."""
+    """Operations too small for threads run without: waiting for each other costs them more than the
+    work.
+    """
     before = torch.get_num_threads()
     if not wanted or before == 1:
         yield

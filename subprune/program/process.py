@@ -20,7 +20,9 @@ WHOLE = ("linear", "scaled_dot_product_attention")
 LOG = "torch._subclasses.fake_tensor"
 """Name of the logger that is silenced meanwhile."""
 
-_HOOKS = tuple(n for n, x in vars(nn_module).items() if n.startswith("_global_") and isinstance(x, dict))
+_HOOKS = tuple(
+    n for n, x in vars(nn_module).items() if n.startswith("_global_") and isinstance(x, dict)
+)
 """Tables of hooks on all modules."""
 
 

@@ -1,4 +1,6 @@
-"""A forward run as data: the list of its operations, which can be replayed from any point to any other."""
+"""A forward run as data: the list of its operations, which can be replayed from any point to any
+other.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ class Op:
     @property
     def where(self) -> str:
         """For messages: the operation and the module it ran in."""
-        return f"{self.name} in {self.module!r}" if self.module else f"{self.name} in the model's own forward"
+        return (
+            f"{self.name} in {self.module!r}"
+            if self.module
+            else f"{self.name} in the model's own forward"
+        )
 
 
 @dataclass
@@ -82,11 +88,14 @@ class Program:
     aliases: dict[str, str]  # other names of tied parameters → the name used here
     opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
     _last_use: dict[int, int] = field(default_factory=dict, repr=False)
-    _written: frozenset[int] = field(default=frozenset(), repr=False)  # given values that are overwritten
+    # given values that are overwritten
+    _written: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         written = {self.values[v].storage for op in self.ops for v in op.mutates}
-        self._written = frozenset(v.id for v in self.values.values() if v.source != "op" and v.storage in written)
+        self._written = frozenset(
+            v.id for v in self.values.values() if v.source != "op" and v.storage in written
+        )
         for op in self.ops:
             for ref in op.inputs:
                 self._last_use[ref] = op.index
@@ -110,8 +119,11 @@ class Program:
         for vid, x in zip(self.inputs, flat, strict=True):
             want = self.values[vid].shape
             if tuple(x.shape) != want:
-                raise StructureError(f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}")
-            # What a module that is run as a whole does to its inputs, or to views, was not recorded.
+                raise StructureError(
+                    f"the program was recorded for an input of shape {want}, got {tuple(x.shape)}"
+                )
+            # What a module that is run as a whole does to its inputs, or to views, was not
+            # recorded.
             env[vid] = x.clone() if vid in self._written or self.opaque else x
         return env
 
@@ -127,12 +139,14 @@ class Program:
         grad: bool = False,
         fuse: Folds | None = None,
     ) -> dict[int, Tensor]:
-        """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is updated.
+        """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is
+        updated.
 
-        Values that no later operation reads are dropped, unless ``keep(value id)``. `override` replaces
-        single operations, by index. The result is `env`; outputs are ``[env[i] for i in outputs]``. With
-        `grad`, operations on values that require gradients are recorded for autograd. With `fuse`, a
-        dict to keep folded weights in, some operations run as one: faster, and equal up to rounding.
+        Values that no later operation reads are dropped, unless ``keep(value id)``. `override`
+        replaces single operations, by index. The result is `env`; outputs are ``[env[i] for i in
+        outputs]``. With `grad`, operations on values that require gradients are recorded for
+        autograd. With `fuse`, a dict to keep folded weights in, some operations run as one: faster,
+        and equal up to rounding.
         """
         stop = len(self.ops) if stop is None else stop
 
@@ -141,7 +155,9 @@ class Program:
                 return x
             value = self.values[x.id]
             if x.id in self._written and x.id not in env:
-                env[x.id] = (tensors[value.name] if value.constant is None else value.constant).clone()
+                env[x.id] = (
+                    tensors[value.name] if value.constant is None else value.constant
+                ).clone()
             if x.id in self._written:
                 return env[x.id]
             if value.source in ("param", "buffer"):
@@ -156,7 +172,11 @@ class Program:
                 if op.index in done:
                     continue
                 chain = fused.get(op.index)
-                if chain and chain.ops[-1] < stop and not any(override and i in override for i in chain.ops):
+                if (
+                    chain
+                    and chain.ops[-1] < stop
+                    and not any(override and i in override for i in chain.ops)
+                ):
                     result = chain.run(fetch, folds)
                     if result is not None:
                         done.update(chain.ops)
@@ -187,7 +207,9 @@ class Program:
         if self.last_use(chain.out) > chain.ops[-1]:
             env[chain.out] = result
 
-    def _fetch(self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Callable[[Any], Any]:
+    def _fetch(
+        self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
+    ) -> Callable[[Any], Any]:
         """A function from `Ref` to the tensor it stands for; anything else is handed through."""
 
         def fetch(x: Any) -> Any:
@@ -200,7 +222,9 @@ class Program:
 
         return fetch
 
-    def arguments(self, op: Op, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    def arguments(
+        self, op: Op, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
+    ) -> tuple[Any, ...]:
         """What an operation would be called with, keyword arguments last."""
         fetch = self._fetch(env, tensors)
         return tuple(_map_refs(x, fetch) for x in (*op.args, *op.kwargs.values()))
@@ -210,7 +234,9 @@ class Program:
         env = self.run(self.bind(inputs), tensors, **options)
         return [self.fetch_output(i, env, tensors) for i in self.outputs]
 
-    def fetch_output(self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
+    def fetch_output(
+        self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
+    ) -> Tensor:
         """An output value, which may be a parameter or an input handed through."""
         value = self.values[vid]
         if value.source in ("param", "buffer"):
@@ -219,7 +245,9 @@ class Program:
 
 
 def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the operation; a view may become a copy, since real tensors can lie in memory in another order."""
+    """Run the operation; a view may become a copy, since real tensors can lie in memory in another
+    order.
+    """
     if op.kind in ("view", "_unsafe_view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
     return op.func(*args, **kwargs)

@@ -78,14 +78,18 @@ class _Recorder(TorchDispatchMode):
 
     def write(self, func: Any, args: Any, kwargs: Any, result: Any, flops: int = 0) -> None:
         refs, krefs = tree_map(self.ref, tuple(args)), tree_map(self.ref, dict(kwargs))
-        inputs = tuple(dict.fromkeys(r.id for r in tree_flatten((refs, krefs))[0] if isinstance(r, Ref)))
+        inputs = tuple(
+            dict.fromkeys(r.id for r in tree_flatten((refs, krefs))[0] if isinstance(r, Ref))
+        )
         outs, mutated = [], []
         for x in flat_tensors(result):
             if id(x) in self.current:  # returned one of its inputs: written in place
                 mutated.append(self.current[id(x)])
             outs.append(self.add(x, "op"))
         module = self.stack[-1] if self.stack else ""
-        op = Op(len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs, flops)
+        op = Op(
+            len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs, flops
+        )
         self.ops.append(op)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,9 +141,9 @@ class _Opaque:
 def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
     """Run the model once in eval mode and return the `Program`.
 
-    A module whose forward depends on the data's values (``if x.sum() > 0``) cannot run on fake tensors;
-    it is then run as a whole, on the real inputs, and nothing that touches it can be pruned. If the
-    model's own forward does so, `StructureError` says where.
+    A module whose forward depends on the data's values (``if x.sum() > 0``) cannot run on fake
+    tensors; it is then run as a whole, on the real inputs, and nothing that touches it can be
+    pruned. If the model's own forward does so, `StructureError` says where.
     """
     opaque = {
         name: "recurrent layers are run as a whole"
@@ -165,18 +169,25 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:120]
 
 
-def _record_once(model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[str, str]) -> Program:
+def _record_once(
+    model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[str, str]
+) -> Program:
     running: list[str] = []
     recorder = _Recorder(running)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    args, kwargs = tree_map(lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs)
+    args, kwargs = tree_map(
+        lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs
+    )
     shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
     with borrowed(model, shadows), follow(model, running), torch.no_grad():
         state, aliases = _state(model)  # as it is lent
         parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
         for name, x in state.items():
             recorder.add(x, "param" if name in parameters else "buffer", name)
-        taken = [recorder.add(x, "input", f"input {i}") for i, x in enumerate(flat_tensors((args, kwargs)))]
+        taken = [
+            recorder.add(x, "input", f"input {i}")
+            for i, x in enumerate(flat_tensors((args, kwargs)))
+        ]
         _patch(recorder, model, opaque)
         try:
             with mode if fake else contextlib.nullcontext(), recorder:
@@ -214,7 +225,8 @@ def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _shadow(mode: FakeTensorMode, x: Tensor, fake: bool) -> Tensor:
-    """A fake tensor of the same shape; meta tensors are given a device, so that they mix with others.
+    """A fake tensor of the same shape; meta tensors are given a device, so that they mix with
+    others.
 
     Where the run has to be real it gets copies, since a model may write into these.
     """
@@ -247,7 +259,9 @@ def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> 
 
 
 def _settle_mutations(recorder: _Recorder) -> None:
-    """Turn in-place operations into ordinary ones wherever nobody else looks at the overwritten memory."""
+    """Turn in-place operations into ordinary ones wherever nobody else looks at the overwritten
+    memory.
+    """
     readers: dict[int, int] = {}
     for op in recorder.ops:
         for vid in op.inputs:
@@ -277,7 +291,9 @@ def _out_of_place(func: Any) -> Any | None:
 
 
 def as_inputs(example: Any) -> Inputs:
-    """A tensor, a tuple or list of arguments, or a dict of keyword arguments, as ``(args, kwargs)``."""
+    """A tensor, a tuple or list of arguments, or a dict of keyword arguments, as ``(args,
+    kwargs)``.
+    """
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):

@@ -16,7 +16,9 @@ _GROWTH = 10.0  # times the old weights' norm
 
 
 def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
-    """Remarks on too few inputs, on fits that do not carry over to other inputs, and on large weights."""
+    """Remarks on too few inputs, on fits that do not carry over to other inputs, and on large
+    weights.
+    """
     fits = [g for g in plan.groups if g.rows and len(g.kept) < g.units]
     if not fits:
         return

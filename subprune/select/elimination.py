@@ -1,17 +1,17 @@
 """Residual statistics while units are added one by one: the numerical heart of greedy selection.
 
-Adding a unit is one block step of Cholesky on ``G`` and the same elimination on ``C``. Memory traffic
-is what costs, so no large matrix is touched in a step. A panel collects factors ``L`` and ``Z`` of the
-picks since the last flush: the residual is ``G − LᵀL`` and ``C − LᵀZ``. A step computes only the pivot's own
-rows of it and updates every unit's r × r diagonal blocks of ``G`` and of ``H = C·Cᵀ``, which is all that
-gains need: ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the panel is full, one matrix product updates
-what is left of ``G`` and ``C``, and the diagonal blocks are read from them anew, so that the rounding of
-``H``, which squares ``C``, cannot build up.
+Adding a unit is one block step of Cholesky on ``G`` and the same elimination on ``C``. Memory
+traffic is what costs, so no large matrix is touched in a step. A panel collects factors ``L`` and
+``Z`` of the picks since the last flush: the residual is ``G − LᵀL`` and ``C − LᵀZ``. A step
+computes only the pivot's own rows of it and updates every unit's r × r diagonal blocks of ``G`` and
+of ``H = C·Cᵀ``, which is all that gains need: ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the
+panel is full, one matrix product updates what is left of ``G`` and ``C``, and the diagonal blocks
+are read from them anew, so that the rounding of ``H``, which squares ``C``, cannot build up.
 
-The blocks of ``H`` change by products of all rows of ``C`` with the new rows of ``Z``. Where ``C`` is small that
-is one product; where reading all of ``C`` at every step would dominate (single columns, many outputs), ``H`` is
-kept whole like ``G``, so that a step reads one row of it and the panel. ``G`` and ``H`` are symmetric: only
-their upper halves are kept up to date.
+The blocks of ``H`` change by products of all rows of ``C`` with the new rows of ``Z``. Where ``C``
+is small that is one product; where reading all of ``C`` at every step would dominate (single
+columns, many outputs), ``H`` is kept whole like ``G``, so that a step reads one row of it and the
+panel. ``G`` and ``H`` are symmetric: only their upper halves are kept up to date.
 
 All columns are scaled to unit energy first, which makes every tolerance relative to a column's own
 original diagonal.
@@ -95,11 +95,14 @@ def without_fixed(s: Statistics, tolerance: float) -> tuple[Tensor, Tensor, Tens
 class _Block:
     """One consumer. Every unit present owns r rows, zero-padded where it has fewer columns.
 
-    gram [n·r, n·r], cross [n·r, m]: residuals at the last flush, for the n units not picked by then;
-    left [panel, n·r], right [panel, m]: factors L, Z since; diag_g, diag_h [n, r, r]: current blocks.
+    gram [n·r, n·r], cross [n·r, m]: residuals at the last flush, for the n units not picked by
+    then; left [panel, n·r], right [panel, m]: factors L, Z since; diag_g, diag_h [n, r, r]: current
+    blocks.
     """
 
-    def __init__(self, gram: Tensor, cross: Tensor, units: Tensor, n_units: int, tolerance: float) -> None:
+    def __init__(
+        self, gram: Tensor, cross: Tensor, units: Tensor, n_units: int, tolerance: float
+    ) -> None:
         self.ids, counts = units.unique(return_counts=True)  # [n], ascending
         self.r, self.tolerance = int(counts.max()), tolerance
         n, r = len(self.ids), self.r
@@ -122,7 +125,8 @@ class _Block:
         self.ids = self.ids.cpu()
         self.place = torch.full((n_units,), -1, dtype=torch.int64)
         keep_whole = self.cross.nbytes > _LARGE and 8 * self.cross.shape[1] >= r * len(self.cross)
-        self.whole: Tensor | None = torch.empty_like(self.gram) if keep_whole else None  # H at the last flush
+        # H at the last flush
+        self.whole: Tensor | None = torch.empty_like(self.gram) if keep_whole else None
         self.first_trace = 0.0
         self._new_panel()
 
@@ -134,12 +138,14 @@ class _Block:
         self.left = self.gram.new_empty(max(_PANEL, 2 * r), n * r)
         self.right = self.gram.new_empty(max(_PANEL, 2 * r), self.cross.shape[1])
         self.used = 0
-        self.found: tuple[int, Tensor, Tensor, Tensor] | None = None  # the last unit factored, with its root
+        # the last unit factored, with its root
+        self.found: tuple[int, Tensor, Tensor, Tensor] | None = None
         self.diag_g = self.gram.view(n, r, n, r).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
         rows = self.cross.view(n, r, self.cross.shape[1])
         self.diag_h = rows.square().sum(2, keepdim=True) if r == 1 else rows @ rows.mT
         if self.whole is not None:
-            self.dots = torch.empty_like(self.left)  # [panel, n·r], products of Z with the rows of C
+            # [panel, n·r], products of Z with the rows of C
+            self.dots = torch.empty_like(self.left)
             trace = float(self.diag_h.diagonal(dim1=1, dim2=2).sum())
             if trace < _FADED * self.first_trace or self.first_trace == 0:
                 self.first_trace = trace
@@ -196,7 +202,9 @@ class _Block:
         if self.whole is None or self.found is None:
             return (self.cross @ right.T).T
         own = slice(place * self.r, (place + 1) * self.r)
-        rows = _rows(self.whole, own).addmm_(self.left[: self.used, own].T, self.dots[: self.used], alpha=-1)
+        rows = _rows(self.whole, own).addmm_(
+            self.left[: self.used, own].T, self.dots[: self.used], alpha=-1
+        )
         new = self.found[1].T @ rows
         self.dots[self.used : self.used + len(new)] = new
         return new
@@ -219,8 +227,8 @@ class _Block:
     def _flush(self) -> None:
         """Bring gram and cross up to date; drop the rows of picked units once they are a quarter.
 
-        Gathering costs as much as the product itself, so it is not done at every flush. Rows of picked
-        units that stay have no residual left and hence no gain.
+        Gathering costs as much as the product itself, so it is not done at every flush. Rows of
+        picked units that stay have no residual left and hence no gain.
         """
         left, right = self.left[: self.used], self.right[: self.used]
         dots = None if self.whole is None else self.dots[: self.used]
@@ -248,7 +256,9 @@ def _rows(upper: Tensor, own: slice) -> Tensor:
 
 
 def _add_upper(matrix: Tensor, a: Tensor, b: Tensor, factor: float, align: int = 1) -> None:
-    """matrix [d, d] += factor · aᵀb for a, b [p, d], on and above the diagonal (whole blocks of `align`)."""
+    """matrix [d, d] += factor · aᵀb for a, b [p, d], on and above the diagonal (whole blocks of
+    `align`).
+    """
     step = max(1, _STRIP // align) * align
     for i in range(0, len(matrix), step):
         matrix[i : i + step, i:].addmm_(a[:, i : i + step].T, b[:, i:], alpha=factor)
@@ -262,7 +272,8 @@ def _root(block: Tensor, tolerance: float) -> Tensor:
     if int(info) or not float(lower.diagonal().square().min()) > tolerance:
         chosen = _pivots(block, tolerance)
         lower, info = torch.linalg.cholesky_ex(block[chosen][:, chosen])
-        if int(info):  # only with a tolerance near the machine's own: keep the pivots before the failure
+        # only with a tolerance near the machine's own: keep the pivots before the failure
+        if int(info):
             chosen, lower = chosen[: int(info) - 1], lower[: int(info) - 1, : int(info) - 1]
     root = block.new_zeros(len(block), len(chosen))
     eye = torch.eye(len(chosen), dtype=block.dtype, device=block.device)
@@ -271,7 +282,9 @@ def _root(block: Tensor, tolerance: float) -> Tensor:
 
 
 def _pivots(block: Tensor, tolerance: float) -> Tensor:
-    """Columns [rank] of G [r, r] in the order of pivoted Cholesky, while a pivot exceeds the tolerance."""
+    """Columns [rank] of G [r, r] in the order of pivoted Cholesky, while a pivot exceeds the
+    tolerance.
+    """
     work, chosen = block.clone(), []
     for _ in range(len(block)):
         pivot = int(work.diagonal().argmax())

@@ -1,9 +1,10 @@
 """Greedy forward selection on the loss (Ye et al. 2020), as the paper compares with it.
 
-A layer starts with all its units off. At each step one batch is drawn, every remaining unit is tried on it,
-and the one with the smallest cross-entropy stays; with t + 1 units on, their outgoing weights are scaled by
-n / (t + 1). No unit is taken twice. What lies before the layer that reads the units is never run again, and
-of that layer only the part of the unit on trial: its output is linear in the units.
+A layer starts with all its units off. At each step one batch is drawn, every remaining unit is
+tried on it, and the one with the smallest cross-entropy stays; with t + 1 units on, their outgoing
+weights are scaled by n / (t + 1). No unit is taken twice. What lies before the layer that reads the
+units is never run again, and of that layer only the part of the unit on trial: its output is linear
+in the units.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from subprune.cut.masking import Override, keep_mask, overrides, zero
 from subprune.program.record import Op, Program
 from subprune.select.registry import Ranker, Ranking
 from subprune.select.scores import input_units, label_loss
-from subprune.statistics.calibrate import Calibration, Run, input_position, plain_output, scale_units, with_bias
+from subprune.statistics.calibrate import (
+    Calibration,
+    Run,
+    input_position,
+    plain_output,
+    scale_units,
+    with_bias,
+)
 from subprune.structure import Consumer, Group
 
 __all__ = ["greedy_loss"]
@@ -29,7 +37,9 @@ TOGETHER = 2**22  # numbers in the outputs of units tried together
 
 
 def greedy_loss(ranker: Ranker, pool: Calibration | None = None) -> Ranking:
-    """The units in the order they were added; batches are drawn from `pool`, or from the calibration data."""
+    """The units in the order they were added; batches are drawn from `pool`, or from the
+    calibration data.
+    """
     n = ranker.n_units
     source = pool or ranker.setting.calibration
     run = ranker.start or ranker.current
@@ -38,7 +48,11 @@ def greedy_loss(ranker: Ranker, pool: Calibration | None = None) -> Ranking:
         number = int(torch.randint(len(source.batches), (1,), generator=ranker.generator))
         trial = _trial(run, ranker.group, source, number, fresh=pool is not None)
         left = [u for u in range(n) if u not in kept]
-        losses = trial.losses(kept, left) if not ranker.group.narrowings else trial.masked_losses(kept, left)
+        losses = (
+            trial.losses(kept, left)
+            if not ranker.group.narrowings
+            else trial.masked_losses(kept, left)
+        )
         kept.append(left[_lowest(losses)])
     return Ranking(tuple(kept), scale=lambda k: torch.full((n,), n / k, dtype=torch.float64))
 
@@ -48,7 +62,12 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
     batch, program = source.batches[number], source.programs[number]
     if fresh:
         env = program.run(
-            program.bind(batch.inputs), run.tensors, 0, run.position, override=run.override, fuse=run.fuse
+            program.bind(batch.inputs),
+            run.tensors,
+            0,
+            run.position,
+            override=run.override,
+            fuse=run.fuse,
         )
     else:
         env = run.envs[number]
@@ -57,7 +76,9 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
 
 
 def _lowest(losses: Tensor) -> int:
-    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is not a number loses."""
+    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is not a
+    number loses.
+    """
     own = losses.double().nan_to_num(nan=float("inf"))
     tolerance = 1e-12 if losses.dtype == torch.float64 else 1e-6
     least = float(own.min())
@@ -82,7 +103,10 @@ class _Trial:
         step = max(1, TOGETHER // max(1, size))
         found = []
         for at in range(0, len(candidates), step):
-            outs = {p.op.index: torch.stack([p.output(u) for u in candidates[at : at + step]]) for p in parts}
+            outs = {
+                p.op.index: torch.stack([p.output(u) for u in candidates[at : at + step]])
+                for p in parts
+            }
             found.append(self._replay(outs, scales[at : at + step]))
         return torch.cat(found)
 
@@ -94,7 +118,9 @@ class _Trial:
         """Factor of each unit for each candidate: [candidates, n_units]."""
         scales = torch.zeros(len(candidates), self.group.n_units, dtype=self._dtype())
         scales[:, list(kept)] = self.group.n_units / (len(kept) + 1)
-        scales[torch.arange(len(candidates)), list(candidates)] = self.group.n_units / (len(kept) + 1)
+        scales[torch.arange(len(candidates)), list(candidates)] = self.group.n_units / (
+            len(kept) + 1
+        )
         return scales
 
     def _dtype(self) -> torch.dtype:
@@ -109,15 +135,22 @@ class _Trial:
                     return torch.func.vmap(self._loss)(outs, scales)
             except Exception:  # an operation that cannot be batched: one by one
                 pass
-        return torch.stack([self._loss({i: x[j] for i, x in outs.items()}, s) for j, s in enumerate(scales)])
+        return torch.stack(
+            [self._loss({i: x[j] for i, x in outs.items()}, s) for j, s in enumerate(scales)]
+        )
 
     @property
     def _fused(self) -> bool:
-        """Whether some of what is left runs as one operation, which is faster than several units at once."""
+        """Whether some of what is left runs as one operation, which is faster than several units at
+        once.
+        """
         if self.run.fuse is None or self._dtype() != torch.float32 or not self.run.on_cpu:
             return False
         own = {*self.run.override, *(c.use.op for c in self.group.consumers)}
-        return any(c.ops[0] >= self.run.position and own.isdisjoint(c.ops) for c in self.program.chains.values())
+        return any(
+            c.ops[0] >= self.run.position and own.isdisjoint(c.ops)
+            for c in self.program.chains.values()
+        )
 
     def _loss(self, outs: dict[int, Tensor], scale: Tensor) -> Tensor:
         override: dict[int, Override] = dict(self.run.override)
@@ -127,7 +160,11 @@ class _Trial:
             else:
                 override[consumer.use.op] = _scaled(consumer, scale)
         env = self.program.run(
-            dict(self.env), self.run.tensors, self.run.position, override=override, fuse=self.run.fuse
+            dict(self.env),
+            self.run.tensors,
+            self.run.position,
+            override=override,
+            fuse=self.run.fuse,
         )
         return label_loss(self._output(env), self.labels)
 
@@ -135,7 +172,9 @@ class _Trial:
         return self.program.fetch_output(self.program.answer, env, self.run.tensors)
 
     def masked_losses(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
-        """The same for groups whose units are seen together by a norm: each trial is a masked run of its own."""
+        """The same for groups whose units are seen together by a norm: each trial is a masked run
+        of its own.
+        """
         found = []
         for unit, scale in zip(candidates, self._scales(kept, candidates), strict=True):
             keep = keep_mask(self.group, [*kept, unit])
@@ -154,7 +193,9 @@ def _return(value: Tensor) -> Override:
 
 
 def _scaled(consumer: Consumer, scale: Tensor) -> Override:
-    """The consumer's operation on inputs whose units are scaled; only switched off where weights stay."""
+    """The consumer's operation on inputs whose units are scaled; only switched off where weights
+    stay.
+    """
 
     def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = input_position(op)
@@ -210,7 +251,9 @@ class _Part:
         if not len(columns):
             return torch.zeros_like(self.kept)
         inputs = (input_units(self.consumer, self._inputs) == unit).nonzero().flatten()
-        x = self._x.index_select(-1 if self.consumer.use.kind == "linear" else 1, inputs.to(weight.device))
+        x = self._x.index_select(
+            -1 if self.consumer.use.kind == "linear" else 1, inputs.to(weight.device)
+        )
         own = weight.index_select(dim, columns.to(weight.device))
         return plain_output(self.op, (*self.args[:at], x, own, *self.args[at + 2 :]))[0]
 

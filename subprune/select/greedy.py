@@ -48,16 +48,20 @@ class KeepOrder:
 
 
 def greedy(
-    stats: Sequence[Statistics], n_units: int, k: int | None = None, *, tolerance: float | None = None
+    stats: Sequence[Statistics],
+    n_units: int,
+    k: int | None = None,
+    *,
+    tolerance: float | None = None,
 ) -> KeepOrder:
     """Pick k units (all if None), each time the one with the largest exact gain.
 
     Gains add over the statistics. Columns of unit -1 are always kept: they are eliminated first and
-    ``errors[0]`` is the error with them alone. A tie (gains within 1e-9 of the largest, relatively, or
-    within rounding of ``‖Y‖²``) goes to the lowest unit. A column counts only if it adds more than
-    ``tolerance`` of its own energy to the columns before it (None: what the precision of the statistics
-    allows). Once no unit gains anything, the rest follows lowest unit first with gain 0, listed in
-    ``dependent``.
+    ``errors[0]`` is the error with them alone. A tie (gains within 1e-9 of the largest, relatively,
+    or within rounding of ``‖Y‖²``) goes to the lowest unit. A column counts only if it adds more
+    than ``tolerance`` of its own energy to the columns before it (None: what the precision of the
+    statistics allows). Once no unit gains anything, the rest follows lowest unit first with gain 0,
+    listed in ``dependent``.
     """
     with _threads(stats):
         return _run(stats, n_units, k, tolerance, lambda remaining: remaining)
@@ -79,7 +83,8 @@ def stochastic_greedy(
 ) -> KeepOrder:
     """Greedy that looks, at every step, at ⌈n/k·log(1/ε)⌉ random remaining units only.
 
-    (Mirzasoleiman et al., 2015.) The order depends on k, so a prefix is not the run with a smaller k.
+    (Mirzasoleiman et al., 2015.) The order depends on k, so a prefix is not the run with a smaller
+    k.
     """
     if not 0 < epsilon < 1:
         raise OptionError(f"epsilon = {epsilon} must lie strictly between 0 and 1")
@@ -98,7 +103,11 @@ def stochastic_greedy(
 
 
 def follow(
-    stats: Sequence[Statistics], n_units: int, order: Sequence[int], *, tolerance: float | None = None
+    stats: Sequence[Statistics],
+    n_units: int,
+    order: Sequence[int],
+    *,
+    tolerance: float | None = None,
 ) -> KeepOrder:
     """The gains and error curve of units taken in a given order."""
     _check(stats, n_units, len(order), tolerance)
@@ -116,12 +125,18 @@ def follow(
     return _result(state, [int(u) for u in order], gains, ranks)
 
 
-def _check(stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float | None) -> int:
+def _check(
+    stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float | None
+) -> int:
     """Validate and return the number of units to pick."""
     if unit_count(stats) > n_units:
-        raise OptionError(f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}")
+        raise OptionError(
+            f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}"
+        )
     if tolerance is not None and not 0 < tolerance < 1:
-        raise OptionError(f"tolerance = {tolerance} must lie strictly between 0 and 1; it is relative")
+        raise OptionError(
+            f"tolerance = {tolerance} must lie strictly between 0 and 1; it is relative"
+        )
     if k is not None and not 0 <= k <= n_units:
         raise BudgetError(f"k = {k} must be between 0 and the number of units, {n_units}")
     return n_units if k is None else k
@@ -176,12 +191,16 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
                 exact[i] = state.exact_gain(int(candidates[i]))
         best = max(exact[i] for i in close)
         if best >= top - 2 * max(_DOUBT * top, floor):
-            return int(candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))])
+            return int(
+                candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
+            )
         for i in close:
             own[i] = exact[i]
 
 
-def _result(state: Elimination, order: list[int], gains: list[float], ranks: list[int]) -> KeepOrder:
+def _result(
+    state: Elimination, order: list[int], gains: list[float], ranks: list[int]
+) -> KeepOrder:
     """Gains as an error curve, relative to ‖Y‖²."""
     own = torch.tensor(gains, dtype=torch.float64)
     total = state.energy

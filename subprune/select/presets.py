@@ -1,4 +1,6 @@
-"""Named methods: each is a preset of the parts, one registered function that ranks the units of a group."""
+"""Named methods: each is a preset of the parts, one registered function that ranks the units of a
+group.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["METHODS", "Method", "Ranker", "Ranking", "find_method", "method"]
 def _input_change(ranker: Ranker) -> KeepOrder:
     if ranker.epsilon is not None:
         k = ranker.k or ranker.n_units
-        return stochastic_greedy(ranker.statistics, ranker.n_units, k, ranker.epsilon, ranker.generator)
+        return stochastic_greedy(
+            ranker.statistics, ranker.n_units, k, ranker.epsilon, ranker.generator
+        )
     return greedy(ranker.statistics, ranker.n_units)
 
 
@@ -32,7 +36,9 @@ def seq_in_change(ranker: Ranker) -> KeepOrder:
 
 @method("asym-in-change", form="asymmetric", statistics_only=True)
 def asym_in_change(ranker: Ranker) -> KeepOrder:
-    """Greedy on the reweighted input change of the model pruned so far, aiming at the dense model's values."""
+    """Greedy on the reweighted input change of the model pruned so far, aiming at the dense model's
+    values.
+    """
     return _input_change(ranker)
 
 
@@ -56,7 +62,9 @@ def layer_sampling(ranker: Ranker) -> Ranking:
 
 @method("act-grad", needs_labels=True, allocate="score")
 def global_act_grad(ranker: Ranker) -> Ranking:
-    """|activation × gradient|, of length 1 in every layer, ranked over all layers (Molchanov et al. 2017)."""
+    """|activation × gradient|, of length 1 in every layer, ranked over all layers (Molchanov et al.
+    2017).
+    """
     scores = normalised(act_grad(ranker))
     return Ranking(order_by(scores), scores)
 

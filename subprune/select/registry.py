@@ -20,7 +20,17 @@ from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
 from subprune.structure import Group
 
-__all__ = ["METHODS", "PATCHES", "Method", "Ranker", "Ranking", "Setting", "find_method", "method", "order_by"]
+__all__ = [
+    "METHODS",
+    "PATCHES",
+    "Method",
+    "Ranker",
+    "Ranking",
+    "Setting",
+    "find_method",
+    "method",
+    "order_by",
+]
 
 PATCHES = ("all", "random")
 
@@ -30,9 +40,12 @@ class Ranking:
     """The units of a group, best first, and what else the method knows about them."""
 
     order: tuple[int, ...]
-    scores: Tensor | None = None  # [n_units], comparable between groups: needed by the global budget rule
+    # [n_units], comparable between groups: needed by the global budget rule
+    scores: Tensor | None = None
     scale: Callable[[int], Tensor] | None = None
-    """``scale(k)`` [n_units]: factors of the units' outgoing weights when k units stay and nothing is reweighted."""
+    """``scale(k)`` [n_units]: factors of the units' outgoing weights when k units stay and nothing
+    is reweighted.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,12 +56,16 @@ class Setting:
     groups: tuple[Group, ...]
     seed: int = 0
     epsilon: float | None = None  # of stochastic greedy, None for the plain one
-    patches: str = "all"  # of the statistics: "all", or "random" ones, as many per image as the kernel has positions
+    # of the statistics: "all", or "random" ones, as many per image as the kernel has positions
+    patches: str = "all"
     train_data: Calibration | None = None  # a larger labelled set, for methods that draw from it
-    clip: float | None = None  # times the median energy that a row counts with at most; None: as it is
+    # times the median energy that a row counts with at most; None: as it is
+    clip: float | None = None
 
     def generator(self, *purpose: str) -> torch.Generator:
-        """Random numbers that depend on the seed and the purpose only, not on what was drawn before."""
+        """Random numbers that depend on the seed and the purpose only, not on what was drawn
+        before.
+        """
         return torch.Generator().manual_seed(zlib.crc32(repr((self.seed, *purpose)).encode()))
 
 
@@ -63,9 +80,12 @@ class Ranker:
     setting: Setting
     k: int | None = None  # units that will be kept, None if not yet known
     gone: Mapping[int, Tensor] = field(default_factory=dict)
-    """By operation: which inputs of a consumer belonged to units of other groups, removed before."""
+    """By operation: which inputs of a consumer belonged to units of other groups, removed before.
+    """
     start: Run | None = None
-    """The current run before the first operation that sees how many units there are, if there is one."""
+    """The current run before the first operation that sees how many units there are, if there is
+    one.
+    """
     passed: Run | None = None
     """A fork of the dense run that has passed the consumers, once the statistics were looked at."""
 
@@ -85,7 +105,11 @@ class Ranker:
     @cached_property
     def folded(self) -> list[FoldedStatistics]:
         """G, C, t of every consumer, in the method's form, fold by fold."""
-        sampled = self.setting.generator(self.group.name, "patches") if self.setting.patches == "random" else None
+        sampled = (
+            self.setting.generator(self.group.name, "patches")
+            if self.setting.patches == "random"
+            else None
+        )
         blocks, self.passed = group_statistics(
             self.group, self.form, self.current, self.dense, sampled, self.gone, self.setting.clip
         )
@@ -111,7 +135,9 @@ def all_labels(calibration: Calibration, who: str = "this method") -> list[Tenso
     """The labels of all batches; refused if some are missing."""
     found = [b.labels for b in calibration.batches if b.labels is not None]
     if len(found) < len(calibration.batches):
-        raise DataError(f"{who} needs labels: give (inputs, labels) batches, or dicts or files with 'labels'")
+        raise DataError(
+            f"{who} needs labels: give (inputs, labels) batches, or dicts or files with 'labels'"
+        )
     return found
 
 
@@ -138,12 +164,16 @@ class Method:
     needs_labels: bool = False
     summary: str = ""
     needs_train_data: bool = False
-    allocate: str | None = None  # its own budget rule: "score" for a global ranking, "sampling"; None: any
-    statistics_only: bool = False  # the ranking reads the ranker's statistics and no run: layers may be ranked at once
+    # its own budget rule: "score" for a global ranking, "sampling"; None: any
+    allocate: str | None = None
+    # the ranking reads the ranker's statistics and no run: layers may be ranked at once
+    statistics_only: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.order):
-            raise OptionError(f"method {self.name!r} must be a function of a Ranker, got {self.order!r:.80}")
+            raise OptionError(
+                f"method {self.name!r} must be a function of a Ranker, got {self.order!r:.80}"
+            )
         _check_choice(self.name, "form", self.form, FORMS)
         if self.allocate is not None:
             from subprune.budget.allocate import RULES  # which needs methods itself
@@ -154,11 +184,15 @@ class Method:
         """Refuse data without what the method needs."""
         if self.needs_train_data:
             if setting.train_data is None:
-                raise OptionError(f"method {self.name!r} draws batches from the training set: give train_data=")
+                raise OptionError(
+                    f"method {self.name!r} draws batches from the training set: give train_data="
+                )
             all_labels(setting.train_data, f"train_data: method {self.name!r}")
         elif setting.train_data is not None:
             users = ", ".join(m.name for m in METHODS.values() if m.needs_train_data)
-            raise OptionError(f"method {self.name!r} makes no use of train_data, only {users} does; omit it")
+            raise OptionError(
+                f"method {self.name!r} makes no use of train_data, only {users} does; omit it"
+            )
         if self.needs_labels:
             all_labels(setting.calibration, f"method {self.name!r}")
 
@@ -167,7 +201,9 @@ def _check_choice(method: str, name: str, value: object, allowed: Iterable[str])
     names = list(allowed)
     if value not in names:
         near = closest(str(value), names)
-        raise OptionError(f"method {method!r}: {name}={value!r}: {near}allowed are {', '.join(names)}")
+        raise OptionError(
+            f"method {method!r}: {name}={value!r}: {near}allowed are {', '.join(names)}"
+        )
 
 
 METHODS: dict[str, Method] = {}
@@ -184,13 +220,17 @@ def method(
 ) -> Callable[[Order], Order]:
     """Register a ranking function as a method: ``@subprune.method("my-method")``."""
     if not isinstance(name, str) or not name.strip():
-        raise OptionError(f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}')
+        raise OptionError(
+            f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}'
+        )
 
     def register(order: Order) -> Order:
         if name in METHODS:
             raise OptionError(f"there is a method named {name!r} already; choose another name")
         summary = (order.__doc__ or "").strip().split("\n")[0]
-        METHODS[name] = Method(name, order, form, needs_labels, summary, needs_train_data, allocate, statistics_only)
+        METHODS[name] = Method(
+            name, order, form, needs_labels, summary, needs_train_data, allocate, statistics_only
+        )
         return order
 
     return register
@@ -199,5 +239,7 @@ def method(
 def find_method(name: str) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if name not in METHODS:
-        raise OptionError(f"unknown method {name!r}: {closest(name, METHODS)}allowed are {', '.join(sorted(METHODS))}")
+        raise OptionError(
+            f"unknown method {name!r}: {closest(name, METHODS)}allowed are {', '.join(sorted(METHODS))}"
+        )
     return METHODS[name]

@@ -1,7 +1,7 @@
 """Scores of units: size of outgoing weights, activation × gradient, random numbers.
 
-Weights, activations and gradients are those of the dense model in eval mode. A unit is seen at the inputs of
-the layers that read it, through their columns; with several readers, their parts add.
+Weights, activations and gradients are those of the dense model in eval mode. A unit is seen at the
+inputs of the layers that read it, through their columns; with several readers, their parts add.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from subprune.select.registry import Ranker
 from subprune.statistics.calibrate import Calibration, consumer_weight, input_position
 from subprune.structure import Consumer, Group
 
-__all__ = ["act_grad", "input_units", "label_loss", "normalised", "uniform", "weight_counts", "weight_norms"]
+__all__ = [
+    "act_grad",
+    "input_units",
+    "label_loss",
+    "normalised",
+    "uniform",
+    "weight_counts",
+    "weight_norms",
+]
 
 
 def uniform(ranker: Ranker) -> Tensor:
@@ -49,14 +57,18 @@ def _over_weights(ranker: Ranker, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def by_unit(x: Tensor, units: Tensor, n_units: int) -> Tensor:
-    """Sums of x [..., inputs] over the inputs of each unit: [..., n_units]; inputs of unit -1 are left out."""
+    """Sums of x [..., inputs] over the inputs of each unit: [..., n_units]; inputs of unit -1 are
+    left out.
+    """
     mine = (units >= 0).nonzero().flatten()
     total = torch.zeros(*x.shape[:-1], n_units, dtype=x.dtype, device=x.device)
     return total.index_add(-1, units[mine].to(x.device), x.index_select(-1, mine.to(x.device)))
 
 
 def input_units(consumer: Consumer, inputs: int) -> Tensor:
-    """Unit of each of the consumer's input channels or features; a grouped convolution repeats its columns."""
+    """Unit of each of the consumer's input channels or features; a grouped convolution repeats its
+    columns.
+    """
     columns = torch.as_tensor(consumer.columns)
     return columns.repeat(inputs // len(columns))
 
@@ -67,11 +79,12 @@ def normalised(scores: Tensor) -> Tensor:
     return scores / length if length > 0 else scores
 
 
-# ---- activation × gradient ---------------------------------------------------------------------------
+# ---- activation × gradient -----------------------------------------------------------------------
 
 
 def act_grad(ranker: Ranker) -> Tensor:
-    """Mean over samples of |Σ over the unit's positions of activation × gradient of the cross-entropy|.
+    """Mean over samples of |Σ over the unit's positions of activation × gradient of the
+    cross-entropy|.
 
     One forward and backward pass of the dense model serves all groups.
     """
@@ -87,23 +100,31 @@ def act_grad(ranker: Ranker) -> Tensor:
 def _act_grad(calibration: Calibration, groups: Sequence[Group]) -> dict[str, Tensor]:
     totals = {g.name: torch.zeros(g.n_units, dtype=torch.float64) for g in groups}
     for program, batch in zip(calibration.programs, calibration.batches, strict=True):
-        products = _products(calibration, program, batch, {c.use.op for g in groups for c in g.consumers})
+        products = _products(
+            calibration, program, batch, {c.use.op for g in groups for c in g.consumers}
+        )
         for group in groups:
-            change = sum(_unit_sums(products[c.use.op], c, batch.size, group.n_units) for c in group.consumers)
+            change = sum(
+                _unit_sums(products[c.use.op], c, batch.size, group.n_units)
+                for c in group.consumers
+            )
             assert isinstance(change, Tensor)
             totals[group.name] += change.abs().sum(0).cpu()
     samples = sum(b.size for b in calibration.batches)
     return {name: total / samples for name, total in totals.items()}
 
 
-def _products(calibration: Calibration, program: Program, batch: Batch, readers: set[int]) -> dict[int, Tensor]:
+def _products(
+    calibration: Calibration, program: Program, batch: Batch, readers: set[int]
+) -> dict[int, Tensor]:
     """Activation × gradient at the input of each of these operations."""
     seen: dict[int, Tensor] = {}
 
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = input_position(op)
         x = args[at]
-        # Readers of the same value get a tensor of their own each, so that their gradients stay apart.
+        # Readers of the same value get a tensor of their own each, so that their gradients stay
+        # apart.
         seen[op.index] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         return op.func(*args[:at], seen[op.index], *args[at + 1 :], **kwargs)
 
@@ -115,14 +136,16 @@ def _products(calibration: Calibration, program: Program, batch: Batch, readers:
     order = list(seen)
     grads = torch.autograd.grad(loss, [seen[i] for i in order], allow_unused=True)
     return {
-        i: torch.zeros_like(seen[i]) if g is None else (seen[i] * g).detach() for i, g in zip(order, grads, strict=True)
+        i: torch.zeros_like(seen[i]) if g is None else (seen[i] * g).detach()
+        for i, g in zip(order, grads, strict=True)
     }
 
 
 def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
     """Cross-entropy of the output with the labels, summed over the samples.
 
-    Classes lie in the last dimension (labels [N] or [N, length]) or in dimension 1 (labels [N, *spatial]).
+    Classes lie in the last dimension (labels [N] or [N, length]) or in dimension 1 (labels [N,
+    *spatial]).
     """
     if labels is None:
         raise DataError("the loss needs labels: give (inputs, labels) batches")

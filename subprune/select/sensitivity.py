@@ -1,8 +1,9 @@
 """Sampling of units in proportion to their sensitivity (Liebenwein et al. 2020).
 
-A unit is sensitive if somewhere, for some input and some output of the layer that reads it, it carries a
-large share of the sum. Positive and negative weights, and positive and negative activations, are looked at
-apart, so that all terms of a sum have one sign. Everything is computed on the dense model.
+A unit is sensitive if somewhere, for some input and some output of the layer that reads it, it
+carries a large share of the sum. Positive and negative weights, and positive and negative
+activations, are looked at apart, so that all terms of a sum have one sign. Everything is computed
+on the dense model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _EPS = float(torch.finfo(torch.float32).eps)  # sums below this count as infinit
 class Sensitivity:
     """Of the units of one group, and how many sums there are in a layer that reads them."""
 
-    units: Tensor  # [n_units] float64, each from 0 to 1, to six digits: draws must not depend on rounding
+    # [n_units] float64, each from 0 to 1, to six digits: draws must not depend on rounding
+    units: Tensor
     sums: int  # (patches + 1) · kernel positions, the largest of all readers
 
     @property
@@ -70,17 +72,22 @@ def draws_for(probabilities: Tensor, k: int) -> int:
 
 
 def sampled(ranker: Ranker) -> Ranking:
-    """Draw until about k different units are there; too many lose the least probable, too few gain the most.
+    """Draw until about k different units are there; too many lose the least probable, too few gain
+    the most.
 
-    Without reweighting, weights are multiplied by (times drawn) / (draws · probability). If k is not known,
-    units come in the order of their first draw, and that factor is the inverse of the chance to be drawn.
+    Without reweighting, weights are multiplied by (times drawn) / (draws · probability). If k is
+    not known, units come in the order of their first draw, and that factor is the inverse of the
+    chance to be drawn.
     """
     p, n, k = sensitivity(ranker).probabilities, ranker.n_units, ranker.k
     rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=ranker.generator)))
     if k is None:
         waits = torch.from_numpy(rng.exponential(size=n)) / p  # infinite where p is zero
         order = tuple(waits.sort(stable=True).indices.tolist())
-        return Ranking(order, scale=lambda k: _factors(_inclusion(p, draws_for(p, k))) if k < n else torch.ones(n))
+        return Ranking(
+            order,
+            scale=lambda k: _factors(_inclusion(p, draws_for(p, k))) if k < n else torch.ones(n),
+        )
     draws = draws_for(p, k)
     counts = torch.from_numpy(rng.multinomial(draws, p.numpy() / p.numpy().sum()))
     by_chance = order_by(p)
@@ -96,7 +103,7 @@ def _factors(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1 / x, 1.0)
 
 
-# ---- sensitivity -------------------------------------------------------------------------------------
+# ---- sensitivity ---------------------------------------------------------------------------------
 
 
 def sensitivity(ranker: Ranker) -> Sensitivity:
@@ -121,11 +128,17 @@ def _sensitivity(ranker: Ranker) -> Sensitivity:
         trace = Trace([consumer], lambda n, c, x, y, seen=inputs: seen.append(x))  # type: ignore[misc]
         dense.fork().advance(consumer.use.op + 1, trace.watch(outputs=False))
         for x in inputs:
-            pieces = [x.reshape(-1, x.shape[-1])] if own.conv is None else (r for r, _, _ in conv_rows(x, own.conv))
+            pieces = (
+                [x.reshape(-1, x.shape[-1])]
+                if own.conv is None
+                else (r for r, _, _ in conv_rows(x, own.conv))
+            )
             places = 0
             for rows in pieces:
                 places += len(rows)
-                for part, weight, units in zip(rows.chunk(own.groups, 1), weights, own.column_units(), strict=True):
+                for part, weight, units in zip(
+                    rows.chunk(own.groups, 1), weights, own.column_units(), strict=True
+                ):
                     _raise(total, _shares(part, weight), units)
             taps, images = (1, len(x)) if own.conv is None else (own.conv.taps, len(x))
             sums = max(sums, (places // max(1, images) + 1) * taps)
@@ -139,7 +152,9 @@ def _raise(total: Tensor, shares: Tensor, units: Tensor) -> None:
 
 
 def _shares(rows: Tensor, weight: Tensor) -> Tensor:
-    """Largest share of each column in any sum, over both signs of activations and weights: [d] float64."""
+    """Largest share of each column in any sum, over both signs of activations and weights: [d]
+    float64.
+    """
     found = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
     sides = [rows.clamp(min=0), (-rows).clamp(min=0)] if bool((rows < 0).any()) else [rows]
     for side in sides:
@@ -151,7 +166,8 @@ def _shares(rows: Tensor, weight: Tensor) -> Tensor:
 def max_shares(rows: Tensor, weight: Tensor) -> Tensor:
     """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o], for entries ≥ 0: [d]."""
     best = rows.new_zeros(rows.shape[1])
-    step = max(1, MAX_BYTES // 32 // max(1, rows.shape[1] * rows.element_size()))  # what fits the caches
+    # what fits the caches
+    step = max(1, MAX_BYTES // 32 // max(1, rows.shape[1] * rows.element_size()))
     room = torch.empty_like(rows[:step])
     for part in rows.split(step):
         sums = part @ weight  # [R, m]

@@ -1,4 +1,6 @@
-"""BatchNorm statistics re-estimated on the calibration data: once at the end, or layer after layer during a run."""
+"""BatchNorm statistics re-estimated on the calibration data: once at the end, or layer after layer
+during a run.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ BATCHNORM = ("keep", "recalibrate", "sequential")
 
 
 def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
-    """Set running means and variances to the plain average over the batches; returns the layers' names.
+    """Set running means and variances to the plain average over the batches; returns the layers'
+    names.
 
-    The model is changed, but nothing in it except these two buffers. All other layers run in eval mode.
+    The model is changed, but nothing in it except these two buffers. All other layers run in eval
+    mode.
     """
     layers = {
         name: m
@@ -60,7 +64,9 @@ def _stored(layer: _BatchNorm) -> tuple[Tensor, ...]:
 
 
 def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
-    """Operations that normalise by stored statistics of their own: the names of their mean and variance."""
+    """Operations that normalise by stored statistics of their own: the names of their mean and
+    variance.
+    """
     found: dict[int, tuple[str, str]] = {}
     for op in program.ops:
         if op.kind in NORMS and not (op.kind == "native_batch_norm" and op.args[5]):
@@ -68,11 +74,14 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
             if len(names) == 2 and all(names):
                 found[op.index] = (names[0], names[1])
     uses = Counter(found.values())
-    return {i: names for i, names in found.items() if uses[names] == 1}  # a shared one has no single right value
+    # a shared one has no single right value
+    return {i: names for i, names in found.items() if uses[names] == 1}
 
 
 def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of every channel, over all places of all batches together: float64."""
+    """Mean and unbiased variance of every channel, over all places of all batches together:
+    float64.
+    """
     n = sum(x.numel() // x.shape[1] for x in batches)
     if n < 2:
         raise DataError(
@@ -83,7 +92,9 @@ def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _channel_sums(batches: Sequence[Tensor], mean: Tensor | None = None) -> Tensor:
-    """Sums of every channel or, given the means, of its squared distances; one batch at a time is made float64."""
+    """Sums of every channel or, given the means, of its squared distances; one batch at a time is
+    made float64.
+    """
     total = torch.zeros(batches[0].shape[1], dtype=torch.float64, device=batches[0].device)
     for batch in batches:
         x = batch.transpose(0, 1).flatten(1).double()

@@ -1,8 +1,8 @@
 """Runs the recorded program on the calibration data and turns activations into statistics.
 
-A `Run` holds, for every batch, the values that are alive between two operations, and advances: nothing is
-ever computed from the start again. Two runs side by side, one of the dense model and one of the model pruned
-so far, give all three forms of the paper.
+A `Run` holds, for every batch, the values that are alive between two operations, and advances:
+nothing is ever computed from the start again. Two runs side by side, one of the dense model and one
+of the model pruned so far, give all three forms of the paper.
 """
 
 from __future__ import annotations
@@ -56,16 +56,22 @@ class Run:
         self.programs, self.envs, self.tensors = programs, envs, tensors
         self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
         self.versions: list[dict[str, Tensor]] = []
-        """Tensors of the model fitted without each fold, which that fold runs through; empty: all run through one."""
+        """Tensors of the model fitted without each fold, which that fold runs through; empty: all
+        run through one.
+        """
         self._fused: dict[int, Folds] = {}  # folded weights of each version
         self.position = 0
         self.override: dict[int, Override] = {}
-        self.fuse: Folds | None = None  # a dict where operations may run as one, equal up to rounding
-        self.renew: Mapping[int, tuple[str, str]] = {}  # norms whose mean and variance are re-estimated on the way
+        # a dict where operations may run as one, equal up to rounding
+        self.fuse: Folds | None = None
+        # norms whose mean and variance are re-estimated on the way
+        self.renew: Mapping[int, tuple[str, str]] = {}
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model is computed on the CPU, whose cores can be shared out; other devices have one queue."""
+        """Whether the model is computed on the CPU, whose cores can be shared out; other devices
+        have one queue.
+        """
         return all(x.device.type == "cpu" for x in self.tensors.values())
 
     def fork(self) -> Run:
@@ -87,15 +93,22 @@ class Run:
     def _go(self, batch: int, stop: int | None, override: Mapping[int, Override]) -> None:
         """Run one batch from the present position."""
         tensors, fuse = self.tensors_of(batch), self._fuse_of(batch)
-        self.programs[batch].run(self.envs[batch], tensors, self.position, stop, override=override, fuse=fuse)
+        self.programs[batch].run(
+            self.envs[batch], tensors, self.position, stop, override=override, fuse=fuse
+        )
 
     def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
-        """Run every batch up to, not including, operation `stop`; `watch` replaces operations on the way."""
+        """Run every batch up to, not including, operation `stop`; `watch` replaces operations on
+        the way.
+        """
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
             self._advance(norm, override)
             found = pooled([self.argument(norm, i) for i in range(len(self.envs))])
-            new = {name: x.to(self.tensors[name]) for name, x in zip(self.renew[norm], found, strict=True)}
+            new = {
+                name: x.to(self.tensors[name])
+                for name, x in zip(self.renew[norm], found, strict=True)
+            }
             self.tensors = {**self.tensors, **new}
             self.versions = [{**own, **new} for own in self.versions]
         self._advance(stop, override)
@@ -123,7 +136,8 @@ class Run:
             env.clear()
 
     def answers(self, function: Callable[[Tensor], Found]) -> list[Found]:
-        """Run to the end, several batches at once, and what the function makes of their first outputs.
+        """Run to the end, several batches at once, and what the function makes of their first
+        outputs.
 
         The run is used up.
         """
@@ -144,7 +158,9 @@ class Run:
         self.envs, self.position = other.envs, other.position
 
     def argument(self, index: int, batch: int) -> Tensor:
-        """The activation that a linear, convolution or norm operation, the next one, is about to read."""
+        """The activation that a linear, convolution or norm operation, the next one, is about to
+        read.
+        """
         program = self.programs[batch]
         op = program.ops[index]
         return program.arguments(op, self.envs[batch], self.tensors_of(batch))[input_position(op)]
@@ -162,10 +178,12 @@ class Run:
 
 
 class Passage:
-    """A run on its way past the groups, in forward order, that remembers the way back where one is needed.
+    """A run on its way past the groups, in forward order, that remembers the way back where one is
+    needed.
 
-    A group that changes norms or means changes values between its first layer and its consumers; once it is
-    decided, the run must go on from that first layer. Every run is marked there when it comes by.
+    A group that changes norms or means changes values between its first layer and its consumers;
+    once it is decided, the run must go on from that first layer. Every run is marked there when it
+    comes by.
     """
 
     def __init__(self, run: Run, groups: Sequence[Group]) -> None:
@@ -174,7 +192,9 @@ class Passage:
         self._marks: dict[str, Run] = {}
 
     def go_to(self, group: Group) -> Run | None:
-        """Advance to the group's first consumer; the run at the group's first layer, if it changes norms."""
+        """Advance to the group's first consumer; the run at the group's first layer, if it changes
+        norms.
+        """
         stop = min(c.use.op for c in group.consumers)
         for other in self._narrowing:
             if self.run.position <= other.first_op < stop:
@@ -194,13 +214,15 @@ class Calibration:
     programs: Sequence[Program]  # one per batch
     folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
     given: Sequence[Batch] = ()  # the same inputs in the caller's own batches
-    cache: dict[str, Any] = field(default_factory=dict, repr=False)  # what methods computed for all groups at once
+    # what methods computed for all groups at once
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, model: nn.Module, batches: Sequence[Batch], folds: int = 1) -> Calibration:
         """Record the model once per shape of batch, its inputs divided into folds.
 
-        A model that takes batches of certain sizes only, or another path for others, has its batches dealt out whole.
+        A model that takes batches of certain sizes only, or another path for others, has its
+        batches dealt out whole.
         """
         parts, numbers = folded(batches, folds)
         try:
@@ -233,8 +255,12 @@ class Calibration:
         return run
 
 
-def _programs(model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]) -> list[Program]:
-    """The program of every batch; batches of a shape in `known` share it, and all must take the same path."""
+def _programs(
+    model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]
+) -> list[Program]:
+    """The program of every batch; batches of a shape in `known` share it, and all must take the
+    same path.
+    """
     programs = []
     for batch in batches:
         key = signature(batch.inputs)
@@ -256,14 +282,18 @@ def _record(model: nn.Module, batch: Batch) -> Program:
     except SubpruneError:
         raise
     except Exception as error:
-        shapes = [tuple(x.shape) for x in (*batch.inputs[0], *batch.inputs[1].values()) if isinstance(x, Tensor)]
+        shapes = [
+            tuple(x.shape)
+            for x in (*batch.inputs[0], *batch.inputs[1].values())
+            if isinstance(x, Tensor)
+        ]
         raise DataError(
             f"the model cannot be called with the calibration data (shapes {shapes}): {type(error).__name__}: "
             f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
         ) from error
 
 
-# ---- one consumer -----------------------------------------------------------------------------------
+# ---- one consumer --------------------------------------------------------------------------------
 
 
 def plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
@@ -289,7 +319,9 @@ def consumer_weight(consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor
 
 
 def scale_units(consumer: Consumer, tensors: dict[str, Tensor], scale: Tensor) -> None:
-    """Multiply the weights that read unit i by scale[i]; the tensor is replaced, never written into."""
+    """Multiply the weights that read unit i by scale[i]; the tensor is replaced, never written
+    into.
+    """
     old = tensors[consumer.use.weight]
     units = torch.as_tensor(consumer.columns)
     factor = torch.where(units >= 0, scale.cpu()[units.clamp(min=0)], 1.0).to(old)
@@ -318,7 +350,11 @@ def reader(consumer: Consumer, program: Program, where: str) -> Reader:
 class Trace:
     """What passes a group's consumers during an advance of a run: inputs, and outputs without bias."""
 
-    def __init__(self, consumers: Sequence[Consumer], see: Callable[[int, Consumer, Tensor, Tensor | None], None]):
+    def __init__(
+        self,
+        consumers: Sequence[Consumer],
+        see: Callable[[int, Consumer, Tensor, Tensor | None], None],
+    ):
         self.consumers, self.see = consumers, see
         self.batch: dict[int, int] = {}
 
@@ -341,7 +377,7 @@ class Trace:
         return run
 
 
-# ---- one group ---------------------------------------------------------------------------------------
+# ---- one group -----------------------------------------------------------------------------------
 
 
 def group_statistics(
@@ -356,21 +392,24 @@ def group_statistics(
     """Statistics of all reweightable consumers of a group, block by block, in folds.
 
     Both runs must stand at or before the group's first consumer; they are not moved. ``layer`` and
-    ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned one. With
-    a `generator`, convolutions are seen at as many random patches of each image as their kernel has positions.
-    `gone` says, by operation, which inputs of a consumer were removed with other groups before. With `clip`, rows of
-    a linear consumer count with at most so many times the median energy, where the target is made of the rows.
+    ``sequential`` differ only in the run that is given as `current`: the dense one, or the pruned
+    one. With a `generator`, convolutions are seen at as many random patches of each image as their
+    kernel has positions. `gone` says, by operation, which inputs of a consumer were removed with
+    other groups before. With `clip`, rows of a linear consumer count with at most so many times the
+    median energy, where the target is made of the rows.
 
-    No consumer is computed twice: the last one only has its input looked at, since its weights are about to
-    change; where the target needs the dense outputs, a fork of the dense run that has passed all
-    consumers is handed back as well, from which the dense run can go on.
+    No consumer is computed twice: the last one only has its input looked at, since its weights are
+    about to change; where the target needs the dense outputs, a fork of the dense run that has
+    passed all consumers is handed back as well, from which the dense run can go on.
     """
     consumers = sorted(group.reweightable, key=lambda c: c.use.op)
     program, symmetric = current.programs[0], form != "asymmetric"
     folds = 1 + max(current.folds)
     readers = {c.use.op: reader(c, program, f"layer {c.name!r}") for c in consumers}
     gather = {
-        op: [ConsumerStatistics(own, symmetric, generator=generator, clip=clip) for _ in range(folds)]
+        op: [
+            ConsumerStatistics(own, symmetric, generator=generator, clip=clip) for _ in range(folds)
+        ]
         for op, own in readers.items()
     }
     source, passed = current.fork(), None if symmetric else dense.fork()
@@ -393,9 +432,13 @@ def group_statistics(
 def _blocks(
     gathered: Sequence[ConsumerStatistics], weight: Tensor | None, gone: Tensor | None
 ) -> list[FoldedStatistics]:
-    """One consumer's blocks; weight: as the layer has it, where it makes the target; gone: [inputs] bool."""
+    """One consumer's blocks; weight: as the layer has it, where it makes the target; gone: [inputs]
+    bool.
+    """
     parts = [own.accumulators() for own in gathered]  # [folds][blocks]
-    weights = [None] * len(parts[0]) if weight is None else gathered[0].consumer.weight_blocks(weight)
+    weights = (
+        [None] * len(parts[0]) if weight is None else gathered[0].consumer.weight_blocks(weight)
+    )
     blocks = []
     for i, first in enumerate(parts[0]):
         off = None if gone is None else gone.repeat_interleave(first.d // len(gone))
@@ -403,8 +446,12 @@ def _blocks(
     return blocks
 
 
-def _side_by_side(consumer: Consumer, current: Run, dense: Run, gather: Sequence[ConsumerStatistics]) -> None:
-    """Inputs of the pruned run with outputs of the dense run, which passes the consumer, batch by batch."""
+def _side_by_side(
+    consumer: Consumer, current: Run, dense: Run, gather: Sequence[ConsumerStatistics]
+) -> None:
+    """Inputs of the pruned run with outputs of the dense run, which passes the consumer, batch by
+    batch.
+    """
     seen: list[Tensor] = []
     trace = Trace([consumer], lambda n, c, x, y: seen.append(x if y is None else y))
     dense.advance(consumer.use.op)

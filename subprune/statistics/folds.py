@@ -1,7 +1,7 @@
 """Statistics of one layer, fold by fold, so that a fit can be judged on inputs it has not seen.
 
-The calibration inputs are divided into folds. Sums of products add up, so the statistics of all inputs, of all
-but one fold, and of one fold alone come from the same single pass:
+The calibration inputs are divided into folds. Sums of products add up, so the statistics of all
+inputs, of all but one fold, and of one fold alone come from the same single pass:
 
     G = Σ_f G_f        fit without fold f: G − G_f        judged on: G_f
 """
@@ -24,7 +24,9 @@ class FoldedStatistics:
     the target is ``Y = B·W``. gone: [d] bool, columns that were removed with other groups before.
     """
 
-    def __init__(self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None
+    ) -> None:
         self.parts, self.weight, self.gone = parts, weight, gone
 
     @property

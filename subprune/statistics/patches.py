@@ -1,8 +1,8 @@
 """The only unfold: the input of a 1-, 2- or 3-dimensional convolution as rows of patches.
 
-Columns are ordered channel first, then kernel position, so that a convolution is
-``patches(x) @ weight.reshape(outputs, -1).T``. One implementation for all dimensions: pad, then look at
-the padded tensor through windows (``as_strided``, no copy), and copy the windows out in bounded chunks.
+Columns are ordered channel first, then kernel position, so that a convolution is ``patches(x) @
+weight.reshape(outputs, -1).T``. One implementation for all dimensions: pad, then look at the padded
+tensor through windows (``as_strided``, no copy), and copy the windows out in bounded chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ __all__ = ["MAX_BYTES", "Convolution", "conv_rows", "patches", "random_rows"]
 MAX_BYTES = 128 * 2**20
 """Default bound on the memory of one chunk of rows."""
 
-_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+_MODES = {
+    "zeros": "constant",
+    "reflect": "reflect",
+    "replicate": "replicate",
+    "circular": "circular",
+}
 
 
 @dataclass(frozen=True)
@@ -90,13 +95,17 @@ class Convolution:
         """View of x [N, C, *spatial], padded, as [N, *out spatial, C, *kernel]."""
         n = len(self.kernel_size)
         if x.ndim != n + 2:
-            raise OptionError(f"a {n}-dimensional convolution needs [N, C, *spatial], got {tuple(x.shape)}")
+            raise OptionError(
+                f"a {n}-dimensional convolution needs [N, C, *spatial], got {tuple(x.shape)}"
+            )
         x = self.pad(x)
         steps = x.stride()[2:]
         zipped = zip(x.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
         out = [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in zipped]
         if min(out) < 1:
-            raise OptionError(f"the kernel {self.kernel_size} does not fit the input {tuple(x.shape)}")
+            raise OptionError(
+                f"the kernel {self.kernel_size} does not fit the input {tuple(x.shape)}"
+            )
         moves = [a * s for a, s in zip(steps, self.stride, strict=True)]
         reach = [a * d for a, d in zip(steps, self.dilation, strict=True)]
         size = (x.shape[0], *out, x.shape[1], *self.kernel_size)
@@ -126,7 +135,9 @@ def patches(
     return conv.windows(x).reshape(-1, x.shape[1] * conv.taps)
 
 
-def conv_rows(x: Tensor, conv: Convolution, max_bytes: int = MAX_BYTES) -> Iterator[tuple[Tensor, slice, slice]]:
+def conv_rows(
+    x: Tensor, conv: Convolution, max_bytes: int = MAX_BYTES
+) -> Iterator[tuple[Tensor, slice, slice]]:
     """The rows of x [N, C, *spatial] in chunks of at most ``max_bytes`` (or one line of one image).
 
     Yields ``(rows, images, lines)``: rows [images · lines · rest, C·taps] belong to the outputs
@@ -152,7 +163,8 @@ def random_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """As many random patches of each image as the kernel has positions, all if there are fewer.
 
-    x [N, C, *spatial] → rows [N·taps, C·taps], and the outputs y [N, O, *out] at the same places [N·taps, O].
+    x [N, C, *spatial] → rows [N·taps, C·taps], and the outputs y [N, O, *out] at the same places
+    [N·taps, O].
     """
     view = conv.windows(x)  # [N, *out, C, *kernel]
     n, *out = view.shape[: 1 + len(conv.kernel_size)]

@@ -1,15 +1,15 @@
 """Statistics of stride-1 convolutions without patches.
 
-Two columns (channel c, tap u) and (c', tap v) meet at ``Σ_q x[c, q]·x[c', q + v − u]``, where q runs over the
-pixels that tap u reads. Away from the border that sum depends on the shift v − u only: a 3×3 kernel has 13
-shifts up to sign instead of 81 products. So each dimension is split into intervals that are read by the same
-taps (first line, middle, last line for 3×3 with padding 1), the products of every shift are made once for every
-piece of the image, and a tap adds up the pieces it reads. Nothing is ever subtracted, so a column that sees only
-zeros is exactly zero.
+Two columns (channel c, tap u) and (c', tap v) meet at ``Σ_q x[c, q]·x[c', q + v − u]``, where q
+runs over the pixels that tap u reads. Away from the border that sum depends on the shift v − u
+only: a 3×3 kernel has 13 shifts up to sign instead of 81 products. So each dimension is split into
+intervals that are read by the same taps (first line, middle, last line for 3×3 with padding 1), the
+products of every shift are made once for every piece of the image, and a tap adds up the pieces it
+reads. Nothing is ever subtracted, so a column that sees only zeros is exactly zero.
 
-Pixels come first in memory, [*spatial, images, channels]: then a run of pixels of one image line is a contiguous
-matrix, and so is the same run shifted. One batched product does all lines at once, copies nothing and touches no
-padding; the lines are summed in float64.
+Pixels come first in memory, [*spatial, images, channels]: then a run of pixels of one image line is
+a contiguous matrix, and so is the same run shifted. One batched product does all lines at once,
+copies nothing and touches no padding; the lines are summed in float64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from torch import Tensor
 from subprune.program import parallel
 from subprune.statistics.patches import MAX_BYTES, Convolution
 
-__all__ = ["Products", "ShiftSums", "Totals", "can_shift", "shifted_products", "sum_device", "wide_sum"]
+__all__ = [
+    "Products",
+    "ShiftSums",
+    "Totals",
+    "can_shift",
+    "shifted_products",
+    "sum_device",
+    "wide_sum",
+]
 
 _CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
 _MOST = 2000  # products a chunk may need before patches are the better way
@@ -80,7 +88,9 @@ class _Line:
         self.steps = [u * dilation for u in range(taps)]
         starts = [step - before for step in self.steps]  # what tap u reads at output 0
         self.reads = [(min(size, max(0, s)), max(0, min(size, s + self.out))) for s in starts]
-        self.outputs = [(a - s, max(a, b) - s) for (a, b), s in zip(self.reads, starts, strict=True)]
+        self.outputs = [
+            (a - s, max(a, b) - s) for (a, b), s in zip(self.reads, starts, strict=True)
+        ]
         cuts = sorted({edge for a, b in self.reads if a < b for edge in (a, b)})
         self.intervals: list[Range] = []
         self.readers: list[frozenset[int]] = []  # of each interval
@@ -97,19 +107,30 @@ class _Plan:
     def __init__(self, conv: Convolution, spatial: tuple[int, ...]) -> None:
         self.padded = conv.padding_mode != "zeros"  # then the padding is data like any other
         self.lines = [
-            _Line(size + (before + after if self.padded else 0), k, g, *((0, 0) if self.padded else (before, after)))
-            for size, (before, after), k, g in zip(spatial, conv.padding, conv.kernel_size, conv.dilation, strict=True)
+            _Line(
+                size + (before + after if self.padded else 0),
+                k,
+                g,
+                *((0, 0) if self.padded else (before, after)),
+            )
+            for size, (before, after), k, g in zip(
+                spatial, conv.padding, conv.kernel_size, conv.dilation, strict=True
+            )
         ]
         self.taps = list(product(*(range(k) for k in conv.kernel_size)))
         self.columns = range(len(self.lines[-1].intervals))
         self.pairs = [(u, v) for i, u in enumerate(self.taps) for v in self.taps[i:]]
         self.wanted = [self._shifts(column) for column in self.columns]
-        self.products = [(column, shift) for column in self.columns for shift in self.wanted[column]]
+        self.products = [
+            (column, shift) for column in self.columns for shift in self.wanted[column]
+        ]
         self.pieces = list(product(*(range(len(line.intervals)) for line in self.lines[:-1])))
 
     def shift(self, u: Shift, v: Shift) -> Shift:
         """From what tap u reads to what tap v reads, in positions."""
-        return tuple(line.steps[b] - line.steps[a] for line, a, b in zip(self.lines, u, v, strict=True))
+        return tuple(
+            line.steps[b] - line.steps[a] for line, a, b in zip(self.lines, u, v, strict=True)
+        )
 
     def _shifts(self, column: int) -> list[Shift]:
         """Shifts to be made of an interval of the last dimension, those that meet data only."""
@@ -118,9 +139,14 @@ class _Plan:
         return [s for s in found if all(a < b for a, b in self.box(column, s))]
 
     def box(self, column: int, shift: Shift) -> list[Range]:
-        """Positions, whole in all dimensions but the last, for which the shifted one holds data as well."""
+        """Positions, whole in all dimensions but the last, for which the shifted one holds data as
+        well.
+        """
         whole = [(0, line.size) for line in self.lines[:-1]] + [self.lines[-1].intervals[column]]
-        return [(max(a, -s), min(b, line.size - s)) for (a, b), s, line in zip(whole, shift, self.lines, strict=True)]
+        return [
+            (max(a, -s), min(b, line.size - s))
+            for (a, b), s, line in zip(whole, shift, self.lines, strict=True)
+        ]
 
     def reads(self, piece: tuple[int, ...], tap: Shift) -> bool:
         """Whether the tap reads the piece (interval numbers of all dimensions)."""
@@ -144,11 +170,14 @@ def can_shift(conv: Convolution, spatial: tuple[int, ...]) -> bool:
 class ShiftSums:
     """Collects the products of inputs of one size, images at a time."""
 
-    def __init__(self, conv: Convolution, spatial: tuple[int, ...], channels: int, outputs: int) -> None:
+    def __init__(
+        self, conv: Convolution, spatial: tuple[int, ...], channels: int, outputs: int
+    ) -> None:
         self.conv, self.plan = conv, _Plan(conv, spatial)
         self.channels, self.outputs = channels, outputs
         self.rows = 0
-        self._products: dict[tuple[int, Shift], Tensor] = {}  # [pieces of the other dimensions, C, C] float64
+        # [pieces of the other dimensions, C, C] float64
+        self._products: dict[tuple[int, Shift], Tensor] = {}
         self._cross: Tensor | None = None  # [taps, C, O] float64
         self._sums: Tensor | None = None  # [taps, C] float64
         self.dtype = torch.float64
@@ -160,7 +189,9 @@ class ShiftSums:
         parts = [self._add(x[i : i + step], None if y is None else y[i : i + step]) for i in starts]
         self.rows += len(x) * math.prod(line.out for line in self.plan.lines)
         self.dtype = x.dtype
-        sums, targets = (torch.stack([getattr(p, name) for p in parts]).sum(0) for name in ("sums", "targets"))
+        sums, targets = (
+            torch.stack([getattr(p, name) for p in parts]).sum(0) for name in ("sums", "targets")
+        )
         return Totals(sums, targets, sum(p.energy for p in parts))
 
     def _add(self, x: Tensor, y: Tensor | None) -> Totals:
@@ -181,7 +212,9 @@ class ShiftSums:
         dims = tuple(range(each.ndim - 1))
         found = []
         for tap in self.plan.taps:
-            where = tuple(slice(*line.reads[u]) for line, u in zip(self.plan.lines, tap, strict=True))
+            where = tuple(
+                slice(*line.reads[u]) for line, u in zip(self.plan.lines, tap, strict=True)
+            )
             found.append(wide_sum(each[where], dims))
         new = torch.stack(found)  # [taps, C]
         self._sums = new if self._sums is None else self._sums + new
@@ -211,7 +244,9 @@ class ShiftSums:
             return
         for number, piece in enumerate(self.plan.pieces):
             spans = [line.intervals[i] for line, i in zip(others, piece, strict=True)]
-            where = tuple(slice(max(0, a - s), max(0, b - s)) for (a, b), s in zip(spans, start, strict=True))
+            where = tuple(
+                slice(max(0, a - s), max(0, b - s)) for (a, b), s in zip(spans, start, strict=True)
+            )
             part = made[where]
             if part.numel():
                 total[number] += wide_sum(part, tuple(range(len(where))))
@@ -252,12 +287,18 @@ class ShiftSums:
             if i != j:
                 gram[:, j, :, i] = own.T
         d = channels * n
-        cross = self._sums.new_zeros(d, 0) if self._cross is None else self._cross.transpose(0, 1).reshape(d, -1)
+        cross = (
+            self._sums.new_zeros(d, 0)
+            if self._cross is None
+            else self._cross.transpose(0, 1).reshape(d, -1)
+        )
         return Products(gram.view(d, d), cross, self._sums.T.flatten(), self.rows, self.dtype)
 
 
 def _worthwhile(pixels: Tensor, others: int) -> bool:
-    """Whether products with that many other channels are worth a thread each; other devices have their own."""
+    """Whether products with that many other channels are worth a thread each; other devices have
+    their own.
+    """
     return pixels.device.type == "cpu" and pixels.numel() * others > _WORTH
 
 
@@ -269,14 +310,22 @@ def _pixels_first(x: Tensor) -> Tensor:
     return x.movedim((0, 1), (-2, -1)).contiguous()
 
 
-def _batched(a: Tensor, rows: list[Range], b: Tensor, others: list[Range]) -> Iterator[tuple[int, Tensor]]:
-    """Products of runs of pixels, for every line: ``(first line, [*lines, C, C'])``, in bounded memory."""
+def _batched(
+    a: Tensor, rows: list[Range], b: Tensor, others: list[Range]
+) -> Iterator[tuple[int, Tensor]]:
+    """Products of runs of pixels, for every line: ``(first line, [*lines, C, C'])``, in bounded
+    memory.
+    """
     x = a[tuple(slice(*r) for r in rows)]  # [*lines, run, N, C]
     y = b[tuple(slice(*r) for r in others)]
     if len(rows) == 1:
         yield rows[0][0], x.flatten(0, 1).T @ y.flatten(0, 1)
         return
-    one = max(1, x[0].numel() // max(1, x.shape[-3] * x.shape[-2] * x.shape[-1])) * x.shape[-1] * y.shape[-1]
+    one = (
+        max(1, x[0].numel() // max(1, x.shape[-3] * x.shape[-2] * x.shape[-1]))
+        * x.shape[-1]
+        * y.shape[-1]
+    )
     step = max(1, MAX_BYTES // (one * x.element_size()))
     for start in range(0, x.shape[0], step):
         p, q = x[start : start + step], y[start : start + step]

@@ -1,9 +1,9 @@
 """Streamed statistics ``G = BᵀB``, ``C = BᵀY``, ``t = ‖Y‖²`` of a layer that reads the units.
 
-Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size, every
-chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and summed in
-float64. How the inputs of a convolution become rows is in :mod:`subprune.statistics.patches`, how most do
-without in :mod:`subprune.statistics.shifts`.
+Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size,
+every chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and
+summed in float64. How the inputs of a convolution become rows is in
+:mod:`subprune.statistics.patches`, how most do without in :mod:`subprune.statistics.shifts`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 RANK_TOLERANCE = 1e-10
-"""The least relative rank tolerance, reached with float64 products; see :attr:`Statistics.tolerance`."""
+"""The least relative rank tolerance, reached with float64 products; see
+:attr:`Statistics.tolerance`.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,18 @@ class Statistics:
         for name, shape in shapes.items():
             if tuple(getattr(self, name).shape) != shape:
                 got = tuple(getattr(self, name).shape)
-                raise DataError(f"statistics: {name} has shape {got}, but cross [{d}, {m}] needs {shape}")
+                raise DataError(
+                    f"statistics: {name} has shape {got}, but cross [{d}, {m}] needs {shape}"
+                )
         for name in ("gram", "cross", "sums", "target_sums"):
             if getattr(self, name).dtype != torch.float64:
-                raise DataError(f"statistics: {name} is {getattr(self, name).dtype}, must be float64")
+                raise DataError(
+                    f"statistics: {name} is {getattr(self, name).dtype}, must be float64"
+                )
         if self.units.dtype != torch.int64 or (d and int(self.units.min()) < -1):
-            raise DataError("statistics: units must be int64 with values ≥ -1 (-1: belongs to no unit)")
+            raise DataError(
+                "statistics: units must be int64 with values ≥ -1 (-1: belongs to no unit)"
+            )
 
     @property
     def width(self) -> int:
@@ -78,13 +86,15 @@ class Statistics:
     def tolerance(self) -> float:
         """Share of its energy a column must add to others to count as independent of them.
 
-        Products made in float32 leave noise of that size in ``gram``; a direction below it is noise, and
-        weights fitted to it are large and wrong on new data.
+        Products made in float32 leave noise of that size in ``gram``; a direction below it is
+        noise, and weights fitted to it are large and wrong on new data.
         """
         return max(RANK_TOLERANCE, 4 * self.precision)
 
     def columns(self, kept: Iterable[int]) -> Tensor:
-        """Indices [q] of the columns that stay when the units ``kept`` stay: theirs and the unit-less."""
+        """Indices [q] of the columns that stay when the units ``kept`` stay: theirs and the
+        unit-less.
+        """
         wanted = torch.tensor([-1, *(int(unit) for unit in kept)], device=self.units.device)
         return torch.isin(self.units, wanted).nonzero().flatten()
 
@@ -93,7 +103,13 @@ class Statistics:
         if len(columns) == self.width:
             return self
         gram = self.gram.index_select(0, columns).index_select(1, columns)
-        return replace(self, gram=gram, cross=self.cross[columns], sums=self.sums[columns], units=self.units[columns])
+        return replace(
+            self,
+            gram=gram,
+            cross=self.cross[columns],
+            sums=self.sums[columns],
+            units=self.units[columns],
+        )
 
     def without(self, gone: Tensor) -> Statistics:
         """The same with some columns (gone: [d] bool) all zero; the target stays."""
@@ -103,8 +119,11 @@ class Statistics:
 
     def check_finite(self, where: str) -> None:
         """Raise a DataError naming ``where`` if a statistic is not finite."""
-        parts = (self.gram.diagonal(), self.cross, self.sums, self.target_sums)  # |G_ij|² ≤ G_ii·G_jj
-        if not all(bool(torch.isfinite(part).all()) for part in parts) or not abs(self.energy) < float("inf"):
+        # |G_ij|² ≤ G_ii·G_jj
+        parts = (self.gram.diagonal(), self.cross, self.sums, self.target_sums)
+        if not all(bool(torch.isfinite(part).all()) for part in parts) or not abs(
+            self.energy
+        ) < float("inf"):
             raise DataError(
                 f"{where}: the statistics overflowed: activations are too large to be multiplied in their "
                 "own precision; run the calibration in float64, or check the model"
@@ -139,7 +158,9 @@ class Accumulator:
         self._products: Products | None = None
         self._target_sums = torch.zeros(m, dtype=torch.float64)
 
-    def update(self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES) -> None:
+    def update(
+        self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
         """Add rows [n, d] and their targets [n, m] (None if m is 0)."""
         if targets is None:
             targets = rows.new_zeros(rows.shape[0], 0)
@@ -155,9 +176,13 @@ class Accumulator:
     def _add(self, rows: Tensor, targets: Tensor) -> None:
         """Add one chunk."""
         rows, targets = _working(rows, targets)
-        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1))))
+        totals = Totals(
+            wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1)))
+        )
         self.add_totals(totals)
-        self.add_products(Products(rows.T @ rows, rows.T @ targets, totals.sums, len(rows), rows.dtype))
+        self.add_products(
+            Products(rows.T @ rows, rows.T @ targets, totals.sums, len(rows), rows.dtype)
+        )
 
     def add_totals(self, totals: Totals) -> None:
         """Add what the targets of new rows sum to, and see that all sums are finite."""
@@ -171,7 +196,9 @@ class Accumulator:
         self._energy += totals.energy
 
     def add_products(self, new: Products) -> None:
-        """Add products made elsewhere; their totals are added apart. Float64 ones are taken over, not copied."""
+        """Add products made elsewhere; their totals are added apart. Float64 ones are taken over,
+        not copied.
+        """
         self._precision = max(self._precision, torch.finfo(new.made_in).eps)
         self.rows += new.rows
         if self._products is None:
@@ -184,7 +211,9 @@ class Accumulator:
 
     @classmethod
     def merged(cls, parts: Sequence[Accumulator]) -> Accumulator:
-        """The sums over the rows of all parts, which stay as they are; a single part is handed back itself."""
+        """The sums over the rows of all parts, which stay as they are; a single part is handed back
+        itself.
+        """
         if len(parts) == 1:
             return parts[0]
         first = parts[0]
@@ -200,7 +229,9 @@ class Accumulator:
                 gram, cross, sums = (x.clone() for x in part._products.tensors())
                 total._products = Products(gram, cross, sums, 0, torch.float64)
                 continue
-            for mine, theirs in zip(total._products.tensors(), part._products.tensors(), strict=True):
+            for mine, theirs in zip(
+                total._products.tensors(), part._products.tensors(), strict=True
+            ):
                 mine += theirs
         return total
 
@@ -219,19 +250,31 @@ class Accumulator:
         """The statistics of all rows seen so far; they share memory with the accumulator."""
         found = self._gathered()
         units, totals = self.units.to(found.gram.device), self._target_sums
-        stats = Statistics(found.gram, found.cross, self._energy, self.rows, found.sums, totals, units, self._precision)
+        stats = Statistics(
+            found.gram,
+            found.cross,
+            self._energy,
+            self.rows,
+            found.sums,
+            totals,
+            units,
+            self._precision,
+        )
         stats.check_finite(self.where)
         return stats
 
     def result_for_weight(self, weight: Tensor) -> Statistics:
-        """The statistics with the target ``Y = B·weight`` (weight [d, m]), without a pass over rows.
+        """The statistics with the target ``Y = B·weight`` (weight [d, m]), without a pass over
+        rows.
 
         ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
         """
         found = self._gathered()
         gram, sums = found.gram, found.sums
         if weight.ndim != 2 or weight.shape[0] != self.d:
-            raise DataError(f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]")
+            raise DataError(
+                f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]"
+            )
         weight = weight.detach().to(gram.device, torch.float64)
         cross = gram @ weight
         energy = max(0.0, float((weight * cross).sum()))
@@ -282,15 +325,27 @@ class Consumer:
                 f"into {self.groups} groups"
             )
         taps = 1 if self.conv is None else self.conv.taps
-        return list(self.units.repeat_interleave(taps).chunk(self.groups)) if self.units.numel() else []
+        return (
+            list(self.units.repeat_interleave(taps).chunk(self.groups))
+            if self.units.numel()
+            else []
+        )
 
     def output(self, a: Tensor, weight: Tensor) -> Tensor:
-        """The layer's output without bias for an input a and its weight, both as the layer has them."""
+        """The layer's output without bias for an input a and its weight, both as the layer has
+        them.
+        """
         if self.conv is None:
             return F.linear(a, weight)
         padded = self.conv.pad(a)
         run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
-        return run(padded, weight, stride=self.conv.stride, dilation=self.conv.dilation, groups=self.conv.groups)
+        return run(
+            padded,
+            weight,
+            stride=self.conv.stride,
+            dilation=self.conv.dilation,
+            groups=self.conv.groups,
+        )
 
     def weight_blocks(self, weight: Tensor) -> list[Tensor]:
         """A layer's weight [outputs, inputs / groups, *kernel] as one matrix [d, m] for each block."""
@@ -298,7 +353,8 @@ class Consumer:
 
 
 def clipped(rows: Tensor, most: float | None) -> Tensor:
-    """Rows [n, d] of which none has more than `most` times the median energy: longer ones are shortened.
+    """Rows [n, d] of which none has more than `most` times the median energy: longer ones are
+    shortened.
 
     A few tokens of a language model can carry more energy than all others together.
     """
@@ -314,10 +370,10 @@ def clipped(rows: Tensor, most: float | None) -> Tensor:
 class ConsumerStatistics:
     """Collects one consumer's statistics, batch by batch.
 
-    Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``.
-    Asymmetric form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``.
-    The two cannot be mixed. With a ``generator``, a convolution is seen at as many random patches of each
-    image as its kernel has positions, instead of all; the same for b and y.
+    Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``. Asymmetric
+    form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
+    mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
+    its kernel has positions, instead of all; the same for b and y.
     """
 
     def __init__(
@@ -330,7 +386,8 @@ class ConsumerStatistics:
     ) -> None:
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
         self.generator, self.clip = generator, clip
-        self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}  # by the size of the inputs, one per block
+        # by the size of the inputs, one per block
+        self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}
         m = 0 if symmetric else consumer.outputs // consumer.groups
         self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
 
@@ -341,7 +398,11 @@ class ConsumerStatistics:
         y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial].
         """
         if (y is None) != self.symmetric:
-            form = "symmetric: give b only" if self.symmetric else "asymmetric: give the dense output y"
+            form = (
+                "symmetric: give b only"
+                if self.symmetric
+                else "asymmetric: give the dense output y"
+            )
             raise OptionError(f"{self.consumer.where}: these statistics are {form}")
         if self.consumer.conv is None:
             rows = clipped(b.reshape(-1, b.shape[-1]), self.clip if self.symmetric else None)
@@ -373,7 +434,9 @@ class ConsumerStatistics:
         own = _working(*(x for x in (b, y) if x is not None))
         inputs = own[0].chunk(self.consumer.groups, 1)
         outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
-        for part, sums, x, target in zip(self.parts, self.shifted[size], inputs, outputs, strict=True):
+        for part, sums, x, target in zip(
+            self.parts, self.shifted[size], inputs, outputs, strict=True
+        ):
             part.add_totals(sums.update(x, target))
 
     def _settle(self) -> None:
@@ -391,14 +454,20 @@ class ConsumerStatistics:
             )
 
     def result(self, weight: Tensor | None = None) -> list[Statistics]:
-        """One Statistics per block; the symmetric form needs the layer's weight, as the layer holds it."""
+        """One Statistics per block; the symmetric form needs the layer's weight, as the layer holds
+        it.
+        """
         if (weight is None) == self.symmetric:
             form = "symmetric: result needs" if self.symmetric else "asymmetric: result takes no"
-            raise OptionError(f"{self.consumer.where}: these statistics are {form} the layer's weight")
+            raise OptionError(
+                f"{self.consumer.where}: these statistics are {form} the layer's weight"
+            )
         if weight is None:
             return [part.result() for part in self.accumulators()]
         blocks = self.consumer.weight_blocks(weight)
-        return [part.result_for_weight(w) for part, w in zip(self.accumulators(), blocks, strict=True)]
+        return [
+            part.result_for_weight(w) for part, w in zip(self.accumulators(), blocks, strict=True)
+        ]
 
     def accumulators(self) -> list[Accumulator]:
         """The sums so far, one per block."""

@@ -26,8 +26,8 @@ __all__ = ["analyse", "find_groups"]
 def find_groups(model: nn.Module, example_inputs: Any) -> Structure:
     """Every group of units that can be removed from the model, and why the rest cannot.
 
-    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. The model is run once,
-    on fake tensors: nothing is computed, nothing is changed.
+    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. The model is
+    run once, on fake tensors: nothing is computed, nothing is changed.
     """
     check_kind(model)
     return analyse(record(model, as_inputs(example_inputs)))
@@ -49,7 +49,9 @@ def analyse(program: Program) -> Structure:
 
 
 def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:
-    """Dimensions that units are made in (with the first operation), and those they are summed over in."""
+    """Dimensions that units are made in (with the first operation), and those they are summed over
+    in.
+    """
     producers: dict[SlotKey, int] = {}
     consumers: dict[SlotKey, list[Use]] = defaultdict(list)
     for use in flow.uses:
@@ -74,9 +76,13 @@ def _group_labels(flow: Flow, root: Ids, frozen: Ids, producers: dict[SlotKey, i
 
 
 class _Refusals:
-    """Why positions stay: every parameter is in a group, or named here, or both where some of it stays."""
+    """Why positions stay: every parameter is in a group, or named here, or both where some of it
+    stays.
+    """
 
-    def __init__(self, flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]) -> None:
+    def __init__(
+        self, flow: Flow, root: Ids, reasons: dict[int, str], producers: dict[SlotKey, int]
+    ) -> None:
         self.flow, self.root, self.reasons, self.producers = flow, root, reasons, producers
         self.refused: dict[str, str] = {}
 
@@ -90,7 +96,10 @@ class _Refusals:
         """Layers none of whose outputs can go, or just some of them."""
         partly: dict[str, str] = {}
         for key, op in self.producers.items():
-            name, units = layer(self.flow.program, key[0], op), self.root[self.flow.slots[key]].tolist()
+            name, units = (
+                layer(self.flow.program, key[0], op),
+                self.root[self.flow.slots[key]].tolist(),
+            )
             stay = Counter(self.reasons[u] for u in units if u in self.reasons)
             if not stay:
                 continue
@@ -103,7 +112,9 @@ class _Refusals:
             self.refused.setdefault(name, why)
 
     def _others(self, grouped: set[str]) -> None:
-        """Parameters in no group that no refused layer holds: of norms, of rules that are not known, single numbers."""
+        """Parameters in no group that no refused layer holds: of norms, of rules that are not
+        known, single numbers.
+        """
         program = self.flow.program
         read = {v for op in program.ops for v in op.inputs}
         busy = {owner(name) for name in grouped}
@@ -111,7 +122,9 @@ class _Refusals:
             holder = owner(name)
             if name in grouped or vid not in read or program.values[vid].source != "param":
                 continue
-            if holder in self.refused or any(f"{name}.".startswith(f"{o}.") for o in program.opaque):
+            if holder in self.refused or any(
+                f"{name}.".startswith(f"{o}.") for o in program.opaque
+            ):
                 continue
             self.refused[name if holder in busy or not holder else holder] = self._why(name)
 
@@ -120,4 +133,7 @@ class _Refusals:
         units = [u for some in ids for u in self.root[some].tolist()]
         if not ids or all(some.size == 1 for some in ids):
             return "is a single number for all units"
-        return next((self.reasons[u] for u in units if u in self.reasons), "no layer makes the units that it holds")
+        return next(
+            (self.reasons[u] for u in units if u in self.reasons),
+            "no layer makes the units that it holds",
+        )

@@ -1,4 +1,6 @@
-"""Which groups to prune: by default the inner ones; `only` and `ignore` take names, patterns, types and modules."""
+"""Which groups to prune: by default the inner ones; `only` and `ignore` take names, patterns, types
+and modules.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _ALLOWED = (
 
 
 def as_items(given: Any) -> tuple[Any, ...]:
-    """What `only` or `ignore` hold, one by one; a set in a fixed order, so that plans do not depend on hashes."""
+    """What `only` or `ignore` hold, one by one; a set in a fixed order, so that plans do not depend
+    on hashes.
+    """
     if given is None:
         return ()
     if isinstance(given, str | type | nn.Module) or not isinstance(given, Iterable):
@@ -31,20 +35,27 @@ def as_items(given: Any) -> tuple[Any, ...]:
 
 
 def choose_groups(
-    structure: Structure, model: nn.Module, only: Any = None, ignore: Any = None, budgets: Collection[str] | None = None
+    structure: Structure,
+    model: nn.Module,
+    only: Any = None,
+    ignore: Any = None,
+    budgets: Collection[str] | None = None,
 ) -> tuple[Group, ...]:
     """The groups to prune, in forward order.
 
-    Without `only`, the inner groups and those that `budgets` names. With it, what it names; residual streams only
-    where they are named themselves. What `ignore` names is left out in any case. A module, however it was found,
-    stands for the groups whose units it makes; a container for those of all layers in it.
+    Without `only`, the inner groups and those that `budgets` names. With it, what it names;
+    residual streams only where they are named themselves. What `ignore` names is left out in any
+    case. A module, however it was found, stands for the groups whose units it makes; a container
+    for those of all layers in it.
     """
     if only is None:
         chosen = {g.name for g in structure.groups if g.inner or _in_budgets(g, budgets or ())}
     else:
         chosen = {name for item in as_items(only) for name in _asked(item, structure, model)}
     barred = [_match(item, structure, model, "ignore") for item in as_items(ignore)]
-    return tuple(g for g in structure.groups if g.name in chosen and not any(b.takes(g) for b in barred))
+    return tuple(
+        g for g in structure.groups if g.name in chosen and not any(b.takes(g) for b in barred)
+    )
 
 
 def _in_budgets(group: Group, budgets: Collection[str]) -> bool:
@@ -71,10 +82,15 @@ class _Match:
 
 
 def _asked(item: Any, structure: Structure, model: nn.Module) -> set[str]:
-    """Groups that an item of `only` asks for: named itself, anything that can go; caught by something wider, the
-    inner ones. None at all is refused."""
+    """Groups that an item of `only` asks for: named itself, anything that can go; caught by
+    something wider, the inner ones. None at all is refused.
+    """
     match = _match(item, structure, model, "only")
-    stay = {g.name: g.barrier if g.name == item else g.obstacle for g in structure.groups if match.takes(g)}
+    stay = {
+        g.name: g.barrier if g.name == item else g.obstacle
+        for g in structure.groups
+        if match.takes(g)
+    }
     chosen = {name for name, why in stay.items() if not why}
     if chosen:
         return chosen
@@ -100,7 +116,9 @@ def _match(item: Any, structure: Structure, model: nn.Module, option: str) -> _M
         found = {n for n, m in modules.items() if m is item}
         trouble = "which is no module of this model; give one that is"
     else:
-        raise OptionError(f"{option}= holds {item!r} of type {type(item).__name__}; allowed is {_ALLOWED}")
+        raise OptionError(
+            f"{option}= holds {item!r} of type {type(item).__name__}; allowed is {_ALLOWED}"
+        )
     if not found:
         raise OptionError(f"{option}= holds {_shown(item)}, {trouble}")
     return _Match(frozenset(), frozenset(found))
@@ -110,7 +128,8 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
     """A name, a regular expression found anywhere in one, or wildcards that fit the whole of it."""
     names = [*structure.names, *modules]
     if text in names:
-        exactly = option == "only" and text in structure.names  # not what a container of that name holds
+        # not what a container of that name holds
+        exactly = option == "only" and text in structure.names
         return _Match(frozenset({text}), frozenset() if exactly else frozenset({text}))
     if not text.startswith("re:") and not any(c in text for c in "*?["):
         hint = closest(text, names)
@@ -120,11 +139,15 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
     try:
         pattern = re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
     except re.error as error:
-        raise OptionError(f"{option}= holds {text!r}, which is not a regular expression: {error}") from None
+        raise OptionError(
+            f"{option}= holds {text!r}, which is not a regular expression: {error}"
+        ) from None
     groups, found = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
     if not groups and not found:
         shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
-        raise OptionError(f"{option}= holds {text!r}, which matches no group and no module; the groups are {shown}")
+        raise OptionError(
+            f"{option}= holds {text!r}, which matches no group and no module; the groups are {shown}"
+        )
     return _Match(groups, found)
 
 

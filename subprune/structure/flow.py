@@ -34,7 +34,9 @@ def rule(*kinds: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Use:
-    """A weight parameter multiplies an activation: the activation's dimension is read, a new one made."""
+    """A weight parameter multiplies an activation: the activation's dimension is read, a new one
+    made.
+    """
 
     op: int
     weight: str
@@ -119,7 +121,7 @@ class Flow:
             for dim in self.dims(vid):
                 self.space.freeze(dim, f"is part of the model's output {i}")
 
-    # ---- helpers for rules -------------------------------------------------------------------------
+    # ---- helpers for rules -----------------------------------------------------------------------
 
     def shape(self, vid: int) -> tuple[int, ...]:
         return self.program.values[vid].shape
@@ -171,7 +173,12 @@ class Flow:
             length = parts[0][1] - parts[0][0]
             expected = [(i * length, (i + 1) * length) for i in range(len(parts))]
             label = self.dims(vid)[dim]
-            if not label or len(parts) < 2 or parts != expected or parts[-1][1] != self.shape(vid)[dim]:
+            if (
+                not label
+                or len(parts) < 2
+                or parts != expected
+                or parts[-1][1] != self.shape(vid)[dim]
+            ):
                 continue
             rows = label[0].reshape(len(parts), length)
             self.space.tie(rows[1:], rows[:1])

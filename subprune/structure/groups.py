@@ -66,7 +66,8 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
-    program: Program | None = field(default=None, repr=False)  # the record that the group was found in
+    # the record that the group was found in
+    program: Program | None = field(default=None, repr=False)
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
@@ -76,7 +77,11 @@ class Group:
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
         """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
-        whole = {frozenset(np.unique(s.units).tolist()) for s in self.slots if s.units.size and s.units.min() >= 0}
+        whole = {
+            frozenset(np.unique(s.units).tolist())
+            for s in self.slots
+            if s.units.size and s.units.min() >= 0
+        }
         return tuple(sorted((p for p in whole if len(p) < self.n_units), key=sorted))
 
     @property
@@ -85,7 +90,9 @@ class Group:
         return max(1, len(self._ones(range(self.n_units))))
 
     def choice(self, order: Sequence[int], k: int) -> tuple[int, ...]:
-        """The first k units of an order, sorted; one of every part is among them, the best there is."""
+        """The first k units of an order, sorted; one of every part is among them, the best there
+        is.
+        """
         ones = self._ones(order) if k < self.n_units else []
         if len(ones) > k:
             ones = self._ones(range(self.n_units))
@@ -102,7 +109,9 @@ class Group:
 
     @property
     def inner(self) -> bool:
-        """Whether the group is pruned by default: not a residual stream, and read by a reweightable layer."""
+        """Whether the group is pruned by default: not a residual stream, and read by a reweightable
+        layer.
+        """
         return not self.obstacle
 
     @property
@@ -137,7 +146,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The length of a dimension, as a function of the kept units: fixed positions, and so many per unit."""
+    """The length of a dimension, as a function of the kept units: fixed positions, and so many per
+    unit.
+    """
 
     fixed: int
     parts: tuple[tuple[str, Units], ...] = ()  # group name, positions that each of its units takes
@@ -171,14 +182,18 @@ class Structure:
         for group in self.groups:
             if group.name == name:
                 return group
-        raise KeyError(f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}")
+        raise KeyError(
+            f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}"
+        )
 
     @property
     def names(self) -> list[str]:
         return [g.name for g in self.groups]
 
     def left_whole(self, pruned: Collection[str]) -> dict[str, str]:
-        """Every group that is not among those pruned, and every layer that stays, or stays in part; each with why."""
+        """Every group that is not among those pruned, and every layer that stays, or stays in part;
+        each with why.
+        """
         left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
         for name, why in self.refused.items():
             known = left.get(name, "not asked for")

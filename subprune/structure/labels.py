@@ -1,10 +1,10 @@
 """Labels: which position of which tensor dimension belongs to which unit.
 
-Every position of every dimension of every parameter gets an integer id. Operations tie ids ("if one goes,
-the other goes"), freeze them ("cannot go, because …"), or re-index them. When a dimension is split in two
-(features into heads × head size), or two are merged, a `Frame` remembers that a position of the flat
-dimension is a pair of positions; since the kept part must stay a rectangle, just one of the axes of a frame
-can be cut, and `LabelSpace.solve` chooses which.
+Every position of every dimension of every parameter gets an integer id. Operations tie ids ("if one
+goes, the other goes"), freeze them ("cannot go, because …"), or re-index them. When a dimension is
+split in two (features into heads × head size), or two are merged, a `Frame` remembers that a
+position of the flat dimension is a pair of positions; since the kept part must stay a rectangle,
+just one of the axes of a frame can be cut, and `LabelSpace.solve` chooses which.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from subprune.structure.components import Ids, components
 
 __all__ = ["FREE", "Dim", "Frame", "LabelSpace", "components"]
 
-Dim = tuple[Ids, ...]  # alternative ids of one dimension, all tied position by position; the first is the main one
-FREE: Dim = ()  # the same content at every position of a dimension made by repetition: it follows the others
+# alternative ids of one dimension, all tied position by position; the first is the main one
+Dim = tuple[Ids, ...]
+# the same content at every position of a dimension made by repetition: it follows the others
+FREE: Dim = ()
 _MAX_ALTERNATIVES = 4
 
 
@@ -46,7 +48,8 @@ class LabelSpace:
         self.frames: list[Frame] = []
         self.batch: list[Ids] = []  # served as the batch of a product of two activations: heads
         self.mixed: list[Ids] = []  # summed over in a product of two activations: head size
-        self._home: dict[int, tuple[Frame, int]] = {}  # first id of an axis made by a split → its frame and axis
+        # first id of an axis made by a split → its frame and axis
+        self._home: dict[int, tuple[Frame, int]] = {}
         self._starts: list[int] = []  # the keys of `_home`, which only grow
         self._known: dict[tuple[bytes, tuple[int, ...]], Frame] = {}
 
@@ -80,7 +83,7 @@ class LabelSpace:
             self.tie(found[0], ids)
         return tuple(found[:_MAX_ALTERNATIVES]) or None
 
-    # ---- views -------------------------------------------------------------------------------------
+    # ---- views -----------------------------------------------------------------------------------
 
     def split(self, dim: Dim | None, sizes: Sequence[int], where: str) -> list[Dim | None]:
         """Labels of the dimensions that one dimension is split into."""
@@ -136,7 +139,9 @@ class LabelSpace:
         if not free or len(free) == len(dims):
             return FREE if free else None
         shape = [sizes[i] if i in free else 1 for i in range(len(sizes))]
-        return (np.broadcast_to(self.new(int(np.prod(shape))).reshape(shape), tuple(sizes)).ravel(),)
+        return (
+            np.broadcast_to(self.new(int(np.prod(shape))).reshape(shape), tuple(sizes)).ravel(),
+        )
 
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""
@@ -197,12 +202,19 @@ class LabelSpace:
             return result
         frame, axis = found
         others = [i for i in range(len(frame.axes)) if i != axis]
-        where = [next((j for j, d in enumerate(dims) if d and self._positions(frame, i, d) is not None), -1)
-                 for i in others]  # fmt: skip
+        where = [
+            next(
+                (j for j, d in enumerate(dims) if d and self._positions(frame, i, d) is not None),
+                -1,
+            )
+            for i in others
+        ]
         if -1 in where:
             return result
         at = int(gone[0][position]) - int(frame.axes[axis][0])
-        index = [self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)]
+        index = [
+            self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
+        ]
         flat = np.take(frame.flat, at, axis=axis)[np.ix_(*[p for p in index if p is not None])]
         if flat.ndim == 1:
             new_axes: list[Ids] = [flat]
@@ -214,7 +226,7 @@ class LabelSpace:
             result[j] = (ids, *old)[:_MAX_ALTERNATIVES]
         return result
 
-    # ---- solution ----------------------------------------------------------------------------------
+    # ---- solution --------------------------------------------------------------------------------
 
     def solve(self) -> tuple[Ids, dict[int, str]]:
         """Component of every id, and the reason of every frozen component."""
@@ -265,7 +277,11 @@ class LabelSpace:
     def _is_block(self, ids: Ids) -> bool:
         """Whether these are the ids of one call of `new`, all of them and in order."""
         first = int(ids[0])
-        return self._blocks.get(first) == ids.size and int(ids[-1]) == first + ids.size - 1 and _rising(ids)
+        return (
+            self._blocks.get(first) == ids.size
+            and int(ids[-1]) == first + ids.size - 1
+            and _rising(ids)
+        )
 
     def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
         marked = np.zeros(self.size, dtype=bool)
@@ -313,7 +329,9 @@ def _live_axes(flat: Ids) -> list[int]:
     """Axes along which the ids vary."""
     live = []
     for i, n in enumerate(flat.shape):
-        if n > 1 and not np.array_equal(np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)):
+        if n > 1 and not np.array_equal(
+            np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)
+        ):
             live.append(i)
     return live
 

@@ -1,8 +1,8 @@
 """What every operation costs, as a function of the units that are left.
 
-The count of an operation is a product of dimension lengths (for attention: two of them). The recorder notes
-what PyTorch's own counter says at the recorded shapes; here it is divided by the lengths, so that what is
-left is a constant and the prediction for the cut model is exact.
+The count of an operation is a product of dimension lengths (for attention: two of them). The
+recorder notes what PyTorch's own counter says at the recorded shapes; here it is divided by the
+lengths, so that what is left is a constant and the prediction for the cut model is exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Place = tuple[int, int]  # value id, dimension
 
 
 def _factors(flow: Flow, op: Op) -> list[list[Place]]:
-    """The dimensions whose lengths are multiplied; several lists are added up. Empty: a constant cost."""
+    """The dimensions whose lengths are multiplied; several lists are added up. Empty: a constant
+    cost.
+    """
     refs = [a.id for a in op.args[:3] if hasattr(a, "id")]
     rank = [len(flow.shape(v)) for v in refs]
     if op.kind in ("linear", "mm", "addmm", "matmul"):
@@ -44,7 +46,9 @@ def _factors(flow: Flow, op: Op) -> list[list[Place]]:
 
 
 def flop_terms(flow: Flow, owner: Callable[[Ids], Span]) -> tuple[Term, ...]:
-    """Terms of every operation that PyTorch counts; `owner` turns the ids of a dimension into its length."""
+    """Terms of every operation that PyTorch counts; `owner` turns the ids of a dimension into its
+    length.
+    """
     known: dict[tuple[int, int], Span] = {}
 
     def span(place: Place) -> Span:
@@ -64,6 +68,10 @@ def flop_terms(flow: Flow, owner: Callable[[Ids], Span]) -> tuple[Term, ...]:
             terms.append(Term(op.index, op.flops, ()))
             continue
         if op.flops % unit:
-            raise StructureError(f"{op.where}: {op.flops} operations are not a multiple of its dimensions; report this")
-        terms += [Term(op.index, op.flops // unit, tuple(span(p) for p in places)) for places in products]
+            raise StructureError(
+                f"{op.where}: {op.flops} operations are not a multiple of its dimensions; report this"
+            )
+        terms += [
+            Term(op.index, op.flops // unit, tuple(span(p) for p in places)) for places in products
+        ]
     return tuple(terms)

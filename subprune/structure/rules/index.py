@@ -10,12 +10,18 @@ from subprune.structure.flow import Flow, arg, ref, rule
 __all__: list[str] = []
 
 
-@rule("flip", "roll", "cumsum", "_softmax", "_log_softmax", "softmax", "log_softmax", "sort", "topk")
+@rule(
+    "flip", "roll", "cumsum", "_softmax", "_log_softmax", "softmax", "log_softmax", "sort", "topk"
+)
 def along(flow: Flow, op: Op) -> None:
     """Fine along dimensions without units; units along it would notice each other's absence."""
     source = op.inputs[0]
     dims = flow.dims(source)
-    chosen = op.args[2] if op.kind == "roll" and len(op.args) > 2 else arg(op, 2 if op.kind == "topk" else 1, "dim", -1)
+    chosen = (
+        op.args[2]
+        if op.kind == "roll" and len(op.args) > 2
+        else arg(op, 2 if op.kind == "topk" else 1, "dim", -1)
+    )
     for d in [chosen] if isinstance(chosen, int) else chosen:
         flow.freeze(op, dims[d], f"{op.kind.strip('_')} runs over the units")
         dims[d] = None

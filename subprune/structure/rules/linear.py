@@ -21,23 +21,34 @@ def _spatial(flow: Flow, op: Op, dims: Sequence[Dim | None]) -> None:
         flow.freeze(op, dim, "a window slides over it")
 
 
-def _use(flow: Flow, op: Op, weight: int, x: int, dims: tuple[int, int], kind: str, bias: Any = None) -> None:
-    """Note a product of an activation with a parameter; `dims` are the weight value's (summed, made)."""
+def _use(
+    flow: Flow, op: Op, weight: int, x: int, dims: tuple[int, int], kind: str, bias: Any = None
+) -> None:
+    """Note a product of an activation with a parameter; `dims` are the weight value's (summed,
+    made).
+    """
     source = flow.origin.get(weight)
-    if source is None or x in flow.origin:  # a product of two activations: both are looked at by position
+    # a product of two activations: both are looked at by position
+    if source is None or x in flow.origin:
         if kind == "linear" or op.args[8] == 1:
             flow.reduce(op, x, [len(flow.shape(x)) - 1 if kind == "linear" else 1])
         return
     in_dim, out_dim = source.dims[dims[0]], source.dims[dims[1]]
     bias_id = ref(bias)
-    bias_name = flow.origin[bias_id].name if bias_id is not None and bias_id in flow.origin else None
-    flow.uses.append(Use(op.index, source.name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight))
+    bias_name = (
+        flow.origin[bias_id].name if bias_id is not None and bias_id in flow.origin else None
+    )
+    flow.uses.append(
+        Use(op.index, source.name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight)
+    )
 
 
 @rule("linear", "mm", "addmm", "addbmm", "matmul")
 def linear(flow: Flow, op: Op) -> None:
     args = list(op.args)
-    bias = args.pop(0) if op.kind == "addmm" else (args[2] if len(args) > 2 else op.kwargs.get("bias"))
+    bias = (
+        args.pop(0) if op.kind == "addmm" else (args[2] if len(args) > 2 else op.kwargs.get("bias"))
+    )
     x, w = args[0].id, args[1].id
     in_dim, out_dim = (1, 0) if op.kind == "linear" else (0, 1)
     if len(flow.shape(w)) != 2:
@@ -69,7 +80,8 @@ def bmm(flow: Flow, op: Op) -> None:
         shape = flow.shape(refs[0])
         out = flow.shape(op.outs[0])
         result = [
-            flow.match(op, [r, s], _INPUT) if n == m else r for r, s, n, m in zip(result, sd, shape, out, strict=True)
+            flow.match(op, [r, s], _INPUT) if n == m else r
+            for r, s, n, m in zip(result, sd, shape, out, strict=True)
         ]
     flow.put(op.outs[0], result)
 
@@ -99,7 +111,12 @@ def convolution(flow: Flow, op: Op) -> None:
 
 
 def _grouped(
-    flow: Flow, op: Op, channels: Dim | None, wd: Sequence[Dim | None], groups: int, shape: Sequence[int]
+    flow: Flow,
+    op: Op,
+    channels: Dim | None,
+    wd: Sequence[Dim | None],
+    groups: int,
+    shape: Sequence[int],
 ) -> tuple[Dim | None, str]:
     """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go."""
     made = wd[0]
@@ -138,7 +155,10 @@ def attention(flow: Flow, op: Op) -> None:
     lead: list[Dim | None] = []
     for i in range(len(qd) - 2):
         times = shape[i] // kshape[i]
-        others = [d if times == 1 or not d else tuple(np.repeat(ids, times) for ids in d) for d in (kd[i], vd[i])]
+        others = [
+            d if times == 1 or not d else tuple(np.repeat(ids, times) for ids in d)
+            for d in (kd[i], vd[i])
+        ]
         met = [qd[i], *others]
         if mask is not None:
             back = len(qd) - i
@@ -152,8 +172,14 @@ def attention(flow: Flow, op: Op) -> None:
     flow.put(op.outs[0], [*lead, qd[-2], vd[-1]])
 
 
-@rule("native_batch_norm", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "batch_norm",
-      "cudnn_batch_norm", "miopen_batch_norm")  # fmt: skip
+@rule(
+    "native_batch_norm",
+    "_native_batch_norm_legit_no_training",
+    "_native_batch_norm_legit",
+    "batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+)
 def batch_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
@@ -171,7 +197,9 @@ def layer_norm(flow: Flow, op: Op) -> None:
     count = len(op.args[1])
     first = len(dims) - count
     for i in range(count):
-        met = [dims[first + i]] + [flow.dims(v)[i] for a in op.args[2:4] if (v := ref(a)) is not None]
+        met = [dims[first + i]] + [
+            flow.dims(v)[i] for a in op.args[2:4] if (v := ref(a)) is not None
+        ]
         dims[first + i] = flow.match(op, met, _INPUT)
     flow.put(op.outs[0], dims)
     flow.put(x, dims)
@@ -186,7 +214,9 @@ def group_norm(flow: Flow, op: Op) -> None:
         params, groups = op.args[1:3], int(op.args[6])
     else:
         params, groups = op.args[2:4], int(op.args[1])
-    dims[1] = flow.match(op, [dims[1]] + [flow.dims(v)[0] for a in params if (v := ref(a)) is not None], _INPUT)
+    dims[1] = flow.match(
+        op, [dims[1]] + [flow.dims(v)[0] for a in params if (v := ref(a)) is not None], _INPUT
+    )
     size = flow.shape(x)[1]
     if dims[1] and groups != size:
         rows = dims[1][0].reshape(groups, -1)
@@ -195,13 +225,40 @@ def group_norm(flow: Flow, op: Op) -> None:
     flow.put(op.outs[0], dims)
 
 
-@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d",
-      "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d",
-      "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
-      "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-      "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d",
-      "upsample_bilinear2d", "_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
-      "upsample_trilinear3d", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "lp_pool2d")  # fmt: skip
+@rule(
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa",
+    "upsample_bicubic2d",
+    "_upsample_bicubic2d_aa",
+    "upsample_trilinear3d",
+    "grid_sampler",
+    "grid_sampler_2d",
+    "grid_sampler_3d",
+    "lp_pool2d",
+)
 def pooling(flow: Flow, op: Op) -> None:
     """Channels stay, windows slide over the rest."""
     x = op.inputs[0]
@@ -211,12 +268,15 @@ def pooling(flow: Flow, op: Op) -> None:
     slid = list(zip(dims[-spatial:], alone, strict=True))
     _spatial(flow, op, [dim for dim, single in slid if not single])
     flow.put(op.outs[0], [*dims[:-spatial], *(dim if single else None for dim, single in slid)])
-    for vid in op.outs[1:]:  # where the maxima were: numbers that count over all of the window's dimensions
+    # where the maxima were: numbers that count over all of the window's dimensions
+    for vid in op.outs[1:]:
         flow.put(vid, [*dims[:-spatial], *[None] * spatial])
 
 
 def _windows_of_one(op: Op, spatial: int) -> list[bool]:
-    """Along which dimensions a window covers one entry and moves by one: ``MaxPool3d((1, 2, 2))`` on [N, C, H, W]."""
+    """Along which dimensions a window covers one entry and moves by one: ``MaxPool3d((1, 2, 2))``
+    on [N, C, H, W].
+    """
     if not op.kind.startswith(("max_pool", "avg_pool")):
         return [False] * spatial
 
@@ -230,8 +290,27 @@ def _windows_of_one(op: Op, spatial: int) -> list[bool]:
     return [window == (1, 1, 0) for window in zip(size, step, margin, strict=True)]
 
 
-@rule("mean", "sum", "nansum", "amax", "amin", "max", "min", "var", "std", "var_mean", "std_mean", "prod", "logsumexp",
-      "linalg_vector_norm", "norm", "argmax", "argmin", "any", "all")  # fmt: skip
+@rule(
+    "mean",
+    "sum",
+    "nansum",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "prod",
+    "logsumexp",
+    "linalg_vector_norm",
+    "norm",
+    "argmax",
+    "argmin",
+    "any",
+    "all",
+)
 def reduction(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     if len(op.inputs) > 1 or op.name.endswith((".other", ".binary")):
@@ -240,7 +319,13 @@ def reduction(flow: Flow, op: Op) -> None:
     dims = flow.dims(x)
     place = 2 if op.kind in ("norm", "linalg_vector_norm") else 1
     given = arg(op, place, "dim", None)
-    chosen = range(len(dims)) if given is None or given == [] else [given] if isinstance(given, int) else given
+    chosen = (
+        range(len(dims))
+        if given is None or given == []
+        else [given]
+        if isinstance(given, int)
+        else given
+    )
     over = {d % len(dims) for d in chosen}
     if op.kind in ("argmax", "argmin", "logsumexp", "prod", "any", "all"):
         for d in over:
@@ -265,7 +350,9 @@ def weight_norm(flow: Flow, op: Op) -> None:
 
 @rule("new_zeros", "new_ones", "new_full", "zeros", "ones", "full", "scalar_tensor")
 def filled(flow: Flow, op: Op) -> None:
-    """The same content everywhere: it follows whatever it is combined with, and all of that together."""
+    """The same content everywhere: it follows whatever it is combined with, and all of that
+    together.
+    """
     flow.put(op.outs[0], [(flow.space.new(n),) if n > 1 else FREE for n in flow.shape(op.outs[0])])
 
 

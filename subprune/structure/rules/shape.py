@@ -17,12 +17,56 @@ _ODD = "is combined position by position with a tensor that is not made of param
 
 
 @rule(
-    "add", "sub", "mul", "div", "where", "masked_fill", "clone", "_to_copy", "detach", "alias", "lift_fresh", "copy",
-    "contiguous", "dropout", "native_dropout", "relu", "gelu", "silu", "hardswish", "hardsigmoid", "hardtanh",
-    "leaky_relu", "elu", "mish", "softplus", "sigmoid", "tanh", "log_sigmoid_forward", "_prelu_kernel", "prelu",
-    "clamp", "threshold", "rsqrt", "sqrt", "pow", "exp", "neg", "abs", "zeros_like", "ones_like", "full_like",
-    "empty_like", "rand_like", "fill", "logical_and", "logical_or", "bitwise_and", "bitwise_or", "nan_to_num",
-)  # fmt: skip
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "where",
+    "masked_fill",
+    "clone",
+    "_to_copy",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "copy",
+    "contiguous",
+    "dropout",
+    "native_dropout",
+    "relu",
+    "gelu",
+    "silu",
+    "hardswish",
+    "hardsigmoid",
+    "hardtanh",
+    "leaky_relu",
+    "elu",
+    "mish",
+    "softplus",
+    "sigmoid",
+    "tanh",
+    "log_sigmoid_forward",
+    "_prelu_kernel",
+    "prelu",
+    "clamp",
+    "threshold",
+    "rsqrt",
+    "sqrt",
+    "pow",
+    "exp",
+    "neg",
+    "abs",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "rand_like",
+    "fill",
+    "logical_and",
+    "logical_or",
+    "bitwise_and",
+    "bitwise_or",
+    "nan_to_num",
+)
 def pointwise(flow: Flow, op: Op) -> None:
     """Broadcast; operands that meet at a position share its label."""
     out = flow.shape(op.outs[0])
@@ -42,13 +86,19 @@ def pointwise(flow: Flow, op: Op) -> None:
     for vid in op.outs:
         if len(flow.shape(vid)) == len(result):
             flow.put(vid, result)
-    if len(op.inputs) == 1 and op.inputs[0] in flow.origin and op.kind in ("detach", "alias", "clone", "_to_copy"):
+    if (
+        len(op.inputs) == 1
+        and op.inputs[0] in flow.origin
+        and op.kind in ("detach", "alias", "clone", "_to_copy")
+    ):
         flow.origin[op.outs[0]] = flow.origin[op.inputs[0]]
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias")
 def view(flow: Flow, op: Op) -> None:
-    """Split every old dimension to the common refinement of both shapes, then merge to the new ones."""
+    """Split every old dimension to the common refinement of both shapes, then merge to the new
+    ones.
+    """
     (source,) = op.inputs
     old, new = flow.shape(source), flow.shape(op.outs[0])
     if 0 in old:
@@ -69,7 +119,9 @@ def view(flow: Flow, op: Op) -> None:
     at = 0
     for size in new:
         parts = _take_product(fine_sizes, at, size)
-        result.append(flow.space.merge(fine[at : at + len(parts)], parts, op.where) if parts else None)
+        result.append(
+            flow.space.merge(fine[at : at + len(parts)], parts, op.where) if parts else None
+        )
         at += len(parts)
     flow.put(op.outs[0], _keep_ones(flow, source, old, new, result))
 
@@ -109,7 +161,11 @@ def rearrange(flow: Flow, op: Op) -> None:
     order: list[int | None]
     if op.kind in ("transpose", "t", "numpy_T", "mT"):
         order = list(range(rank))
-        i, j = (op.args[1] % rank, op.args[2] % rank) if op.kind == "transpose" else (rank - 2, rank - 1)
+        i, j = (
+            (op.args[1] % rank, op.args[2] % rank)
+            if op.kind == "transpose"
+            else (rank - 2, rank - 1)
+        )
         if rank > 1:
             order[i], order[j] = order[j], order[i]
     elif op.kind == "permute":
@@ -119,7 +175,9 @@ def rearrange(flow: Flow, op: Op) -> None:
         order.insert(op.args[1] % (rank + 1), None)
     elif op.kind == "squeeze":
         chosen = arg(op, 1, "dim", [i for i in range(rank) if shape[i] == 1])
-        gone = {d % rank for d in ([chosen] if isinstance(chosen, int) else chosen) if shape[d] == 1}
+        gone = {
+            d % rank for d in ([chosen] if isinstance(chosen, int) else chosen) if shape[d] == 1
+        }
         order = [i for i in range(rank) if i not in gone]
     else:
         order = [None] * (len(flow.shape(op.outs[0])) - rank) + list(range(rank))
@@ -133,7 +191,11 @@ def rearrange(flow: Flow, op: Op) -> None:
         result.append(dim)
     flow.put(op.outs[0], result)
     old = flow.origin.get(source)
-    if old is not None and None not in order and out == tuple(shape[i] for i in order if i is not None):
+    if (
+        old is not None
+        and None not in order
+        and out == tuple(shape[i] for i in order if i is not None)
+    ):
         places = tuple(old.dims[i] for i in order if i is not None)
         flow.origin[op.outs[0]] = Origin(old.name, places, old.whole and len(order) == rank)
 
@@ -143,7 +205,9 @@ def slice_(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims, shape = flow.dims(source), flow.shape(source)
     dim = arg(op, 1, "dim", 0) % len(dims)
-    start, stop, step = slice(arg(op, 2, "start"), arg(op, 3, "end"), arg(op, 4, "step", 1)).indices(shape[dim])
+    start, stop, step = slice(
+        arg(op, 2, "start"), arg(op, 3, "end"), arg(op, 4, "step", 1)
+    ).indices(shape[dim])
     if step == 1 and stop - start != shape[dim]:
         flow.slice_seen(source, dim, start, stop)
     elif step != 1:
@@ -183,7 +247,9 @@ def glu(flow: Flow, op: Op) -> None:
     dims = flow.dims(source)
     dim = arg(op, 1, "dim", -1) % len(dims)
     half = flow.shape(source)[dim] // 2
-    dims[dim] = flow.space.unify([take(dims[dim], slice(0, half)), take(dims[dim], slice(half, None))])
+    dims[dim] = flow.space.unify(
+        [take(dims[dim], slice(0, half)), take(dims[dim], slice(half, None))]
+    )
     flow.put(op.outs[0], dims)
 
 
@@ -214,14 +280,18 @@ def cat(flow: Flow, op: Op) -> None:
         elif not any(dims):
             result.append(None)
         else:
-            ids = [_or_fixed(flow, op, d, flow.shape(v)[i]) for d, v in zip(dims, parts, strict=True)]
+            ids = [
+                _or_fixed(flow, op, d, flow.shape(v)[i]) for d, v in zip(dims, parts, strict=True)
+            ]
             result.append((np.concatenate(ids),))
             _joined_alternatives(result, i, dims)
     flow.put(op.outs[0], result)
 
 
 def _joined_alternatives(result: list[Dim | None], at: int, dims: Sequence[Dim | None]) -> None:
-    """Pieces with equally many alternatives keep all of them (the two halves of a rotation of heads)."""
+    """Pieces with equally many alternatives keep all of them (the two halves of a rotation of
+    heads).
+    """
     counts = {len(d) for d in dims if d}
     if all(dims) and len(counts) == 1:
         result[at] = tuple(np.concatenate([d[j] for d in dims if d]) for j in range(counts.pop()))
@@ -239,13 +309,24 @@ def _or_fixed(flow: Flow, op: Op, dim: Dim | None, size: int) -> Ids:
 @rule("stack")
 def stack(flow: Flow, op: Op) -> None:
     parts = [r for x in op.args[0] if (r := ref(x)) is not None]
-    dims = [flow.match(op, [flow.dims(v)[i] for v in parts], _ODD) for i in range(len(flow.shape(parts[0])))]
+    dims = [
+        flow.match(op, [flow.dims(v)[i] for v in parts], _ODD)
+        for i in range(len(flow.shape(parts[0])))
+    ]
     dims.insert(arg(op, 1, "dim", 0) % (len(dims) + 1), None)
     flow.put(op.outs[0], dims)
 
 
-@rule("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
-      "replication_pad2d", "replication_pad3d", "pad")  # fmt: skip
+@rule(
+    "constant_pad_nd",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
+    "pad",
+)
 def pad(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims, amounts = flow.dims(source), op.args[1]
