@@ -12,45 +12,73 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.cut.masking import Override, keep_mask, overrides, zero
 from subprune.program.record import Op, Program
-from subprune.select.registry import Ranker, Ranking
+from subprune.select.selector import Ranking, Selector, View
 from subprune.select.scores import input_units, label_loss
 from subprune.statistics.calibrate import (
-    Calibration,
-    Run,
     input_position,
     plain_output,
     scale_units,
     with_bias,
 )
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.runs import Run
 from subprune.structure import Consumer, Group
 
-__all__ = ["greedy_loss"]
+__all__ = ["GreedyLoss", "GreedyPoolLoss", "greedy_loss"]
 
 TOGETHER = 2**22  # numbers in the outputs of units tried together
 
 
-def greedy_loss(ranker: Ranker, pool: Calibration | None = None) -> Ranking:
+@dataclass(frozen=True)
+class GreedyLoss(Selector):
+    """Each time the unit with the smallest loss on a batch of the calibration inputs."""
+
+    name: ClassVar[str] = "greedy-loss"
+    needs_labels: ClassVar[bool] = True
+    needs_runs: ClassVar[bool] = True
+    needs_statistics: ClassVar[bool] = False
+
+    def rank(self, view: View) -> Ranking:
+        """In the order they were added."""
+        return greedy_loss(view)
+
+
+@dataclass(frozen=True)
+class GreedyPoolLoss(Selector):
+    """The same on batches drawn from a training set of its own."""
+
+    name: ClassVar[str] = "greedy-pool-loss"
+    needs_pool: ClassVar[bool] = True
+    needs_runs: ClassVar[bool] = True
+    needs_statistics: ClassVar[bool] = False
+
+    def rank(self, view: View) -> Ranking:
+        """In the order they were added."""
+        return greedy_loss(view, view.setting.pool)
+
+
+def greedy_loss(view: View, pool: Calibration | None = None) -> Ranking:
     """The units in the order they were added; batches are drawn from `pool`, or from the
     calibration data.
     """
-    n = ranker.n_units
-    source = pool or ranker.setting.calibration
-    run = ranker.start or ranker.current
+    n = view.n_units
+    source = pool or view.setting.calibration
+    run = view.start
     kept: list[int] = []
-    while len(kept) < (n if ranker.k is None else ranker.k):
-        number = int(torch.randint(len(source.batches), (1,), generator=ranker.generator))
-        trial = _trial(run, ranker.group, source, number, fresh=pool is not None)
+    while len(kept) < (n if view.k is None else view.k):
+        number = int(torch.randint(len(source.batches), (1,), generator=view.generator))
+        trial = _trial(run, view.group, source, number, fresh=pool is not None)
         left = [u for u in range(n) if u not in kept]
         losses = (
             trial.losses(kept, left)
-            if not ranker.group.narrowings
+            if not view.group.narrowings
             else trial.masked_losses(kept, left)
         )
         kept.append(left[_lowest(losses)])

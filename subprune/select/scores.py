@@ -7,7 +7,8 @@ inputs of the layers that read it, through their columns; with several readers, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +18,15 @@ from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch
 from subprune.errors import DataError
 from subprune.program.record import Op, Program
-from subprune.select.registry import Ranker
-from subprune.statistics.calibrate import Calibration, consumer_weight, input_position
+from subprune.select.selector import Ranking, Selector, View, order_by
+from subprune.statistics.calibrate import consumer_weight, input_position
+from subprune.statistics.calibration import Calibration
 from subprune.structure import Consumer, Group
 
 __all__ = [
+    "ActGrad",
+    "Random",
+    "WeightNorm",
     "act_grad",
     "input_units",
     "label_loss",
@@ -32,27 +37,88 @@ __all__ = [
 ]
 
 
-def uniform(ranker: Ranker) -> Tensor:
+@dataclass(frozen=True)
+class Random(Selector):
+    """Uniform random scores."""
+
+    name: ClassVar[str] = "random"
+    needs_statistics: ClassVar[bool] = False
+
+    @property
+    def comparable(self) -> bool:
+        return True
+
+    def rank(self, view: View) -> Ranking:
+        """By falling score."""
+        scores = uniform(view)
+        return Ranking(order_by(scores), scores)
+
+
+@dataclass(frozen=True)
+class WeightNorm(Selector):
+    """ℓ1 norm of a unit's outgoing weights, in all or on average."""
+
+    name: ClassVar[str] = "weight-norm"
+    needs_runs: ClassVar[bool] = True
+    needs_statistics: ClassVar[bool] = False
+    mean: bool = False  # of the weights, so that layers of different widths can be compared
+
+    @property
+    def comparable(self) -> bool:
+        return self.mean
+
+    def rank(self, view: View) -> Ranking:
+        """By falling norm."""
+        norms = weight_norms(view)
+        if not self.mean:
+            return Ranking(order_by(norms))
+        scores = norms / weight_counts(view).clamp(min=1)
+        return Ranking(order_by(scores), scores)
+
+
+@dataclass(frozen=True)
+class ActGrad(Selector):
+    """|activation × gradient of the loss|."""
+
+    name: ClassVar[str] = "act-grad"
+    needs_labels: ClassVar[bool] = True
+    needs_runs: ClassVar[bool] = True
+    needs_statistics: ClassVar[bool] = False
+    unit_length: bool = False  # scores of ℓ2 length 1 in every layer, so that they can be compared
+
+    @property
+    def comparable(self) -> bool:
+        return self.unit_length
+
+    def rank(self, view: View) -> Ranking:
+        """By falling score."""
+        if not self.unit_length:
+            return Ranking(order_by(act_grad(view)))
+        scores = normalised(act_grad(view))
+        return Ranking(order_by(scores), scores)
+
+
+def uniform(view: View) -> Tensor:
     """Random scores from 0 to 1: [n_units]."""
-    return torch.rand(ranker.n_units, generator=ranker.generator, dtype=torch.float64)
+    return torch.rand(view.n_units, generator=view.generator, dtype=torch.float64)
 
 
-def weight_norms(ranker: Ranker) -> Tensor:
+def weight_norms(view: View) -> Tensor:
     """Sum of |w| over the weights that read each unit: [n_units]."""
-    return _over_weights(ranker, lambda w: w.abs())
+    return _over_weights(view, lambda w: w.abs())
 
 
-def weight_counts(ranker: Ranker) -> Tensor:
+def weight_counts(view: View) -> Tensor:
     """Number of weights that read each unit: [n_units]."""
-    return _over_weights(ranker, torch.ones_like)
+    return _over_weights(view, torch.ones_like)
 
 
-def _over_weights(ranker: Ranker, f: Callable[[Tensor], Tensor]) -> Tensor:
-    total = torch.zeros(ranker.n_units, dtype=torch.float64)
-    for consumer in ranker.group.consumers:
-        weight = consumer_weight(consumer, ranker.dense.tensors).double().cpu()
+def _over_weights(view: View, f: Callable[[Tensor], Tensor]) -> Tensor:
+    total = torch.zeros(view.n_units, dtype=torch.float64)
+    for consumer in view.group.consumers:
+        weight = consumer_weight(consumer, view.dense.tensors).double().cpu()
         columns = f(weight).transpose(0, 1).flatten(1).sum(1)  # [inputs]
-        total += by_unit(columns, torch.as_tensor(consumer.columns), ranker.n_units)
+        total += by_unit(columns, torch.as_tensor(consumer.columns), view.n_units)
     return total
 
 
@@ -82,18 +148,18 @@ def normalised(scores: Tensor) -> Tensor:
 # ---- activation × gradient -----------------------------------------------------------------------
 
 
-def act_grad(ranker: Ranker) -> Tensor:
+def act_grad(view: View) -> Tensor:
     """Mean over samples of |Σ over the unit's positions of activation × gradient of the
     cross-entropy|.
 
     One forward and backward pass of the dense model serves all groups.
     """
-    setting = ranker.setting
+    setting = view.setting
     names = [g.name for g in setting.groups]
     key = f"act-grad {names}"
     if key not in setting.calibration.cache:
         setting.calibration.cache[key] = _act_grad(setting.calibration, setting.groups)
-    found: Tensor = setting.calibration.cache[key][ranker.group.name]
+    found: Tensor = setting.calibration.cache[key][view.group.name]
     return found
 
 

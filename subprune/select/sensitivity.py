@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from subprune.select.registry import Ranker, Ranking, order_by
+from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.calibrate import Trace, consumer_weight, reader
 from subprune.statistics.patches import MAX_BYTES, conv_rows
 
-__all__ = ["DELTA", "Sensitivity", "distinct", "draws_for", "max_shares", "sampled", "sensitivity"]
+__all__ = ["DELTA", "Sampling", "Sensitivity", "distinct", "draws_for", "max_shares", "sampled", "sensitivity"]
 
 DELTA = 1e-12
 """Allowed probability of failure: 1e-12 in the paper's MNIST experiments, 1e-16 on CIFAR-10."""
@@ -71,7 +72,25 @@ def draws_for(probabilities: Tensor, k: int) -> int:
     return high
 
 
-def sampled(ranker: Ranker) -> Ranking:
+@dataclass(frozen=True)
+class Sampling(Selector):
+    """Units drawn in proportion to their sensitivity."""
+
+    name: ClassVar[str] = "sampling"
+    needs_runs: ClassVar[bool] = True
+    needs_statistics: ClassVar[bool] = False
+
+    @property
+    def nested(self) -> bool:
+        """A smaller budget is a draw of its own."""
+        return False
+
+    def rank(self, view: View) -> Ranking:
+        """See `sampled`."""
+        return sampled(view)
+
+
+def sampled(view: View) -> Ranking:
     """Draw until about k different units are there; too many lose the least probable, too few gain
     the most.
 
@@ -79,8 +98,8 @@ def sampled(ranker: Ranker) -> Ranking:
     not known, units come in the order of their first draw, and that factor is the inverse of the
     chance to be drawn.
     """
-    p, n, k = sensitivity(ranker).probabilities, ranker.n_units, ranker.k
-    rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=ranker.generator)))
+    p, n, k = sensitivity(view).probabilities, view.n_units, view.k
+    rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=view.generator)))
     if k is None:
         waits = torch.from_numpy(rng.exponential(size=n)) / p  # infinite where p is zero
         order = tuple(waits.sort(stable=True).indices.tolist())
@@ -106,18 +125,18 @@ def _factors(x: Tensor) -> Tensor:
 # ---- sensitivity ---------------------------------------------------------------------------------
 
 
-def sensitivity(ranker: Ranker) -> Sensitivity:
+def sensitivity(view: View) -> Sensitivity:
     """Sensitivities of the group's units in the dense model; computed once."""
-    cache = ranker.setting.calibration.cache
-    key = f"sensitivity {ranker.group.name}"
+    cache = view.setting.calibration.cache
+    key = f"sensitivity {view.group.name}"
     if key not in cache:
-        cache[key] = _sensitivity(ranker)
+        cache[key] = _sensitivity(view)
     found: Sensitivity = cache[key]
     return found
 
 
-def _sensitivity(ranker: Ranker) -> Sensitivity:
-    group, dense = ranker.group, ranker.dense
+def _sensitivity(view: View) -> Sensitivity:
+    group, dense = view.group, view.dense
     program = dense.programs[0]
     total = torch.zeros(group.n_units, dtype=torch.float64)
     sums = 1

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from subprune.fit.least_squares import relative_error, solve
+from subprune.fit.fit import Figures, weight_growth
+from subprune.fit.solver import relative_error, solve
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
 
-__all__ = ["FOLDS", "STRENGTHS", "Fitted", "fit", "fold_count"]
+__all__ = ["FOLDS", "STRENGTHS", "Fitted", "cross_fit", "together"]
 
 FOLDS = 4
 """Folds of the calibration inputs: each is judged by a fit to the other three."""
@@ -38,15 +39,6 @@ direction that data tells of, and keeps weights from growing along those that on
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
-
-
-def fold_count(folds: int | None, ridge: float | None, reweight: bool) -> int:
-    """Into how many folds the inputs are divided: as asked, but the plain fit sees all of them at
-    once.
-    """
-    if folds is not None:
-        return folds
-    return FOLDS if reweight and ridge != 0 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,27 +57,28 @@ class Fitted:
     rows: int  # rows seen
 
 
-def fit(
+def cross_fit(
     folded: FoldedStatistics,
     whole: Statistics,
     kept: Sequence[int],
     old: Tensor,
-    ridge: float | None,
+    strengths: Sequence[float],
 ) -> Fitted:
     """Weights for the columns of the units `kept` and the columns without a unit.
 
-    whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights. ridge: None
-    chooses the strength.
+    whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights.
+    strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
     """
     columns = whole.columns(kept)
-    strength, held_out = _UNJUDGED if ridge is None else float(ridge), float("nan")
+    strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
     versions: tuple[Tensor, ...] = ()
     if folded.folds > 1:
         trials = [_Trial(folded, fold, columns, old) for fold in range(folded.folds)]
-        strength = _best_strength(trials) if ridge is None else strength
+        strength = _best_strength(trials, strengths)
         versions = tuple(trial.weight(strength) for trial in trials)
         energy = sum(trial.energy for trial in trials)
-        held_out = sum(trial.error(strength) for trial in trials) / energy if energy else 0.0
+        residual = sum(trial.residual(strength) for trial in trials)
+        held_out = residual / energy if energy else 0.0
     final = solve(whole, kept, ridge=strength, toward=old)
     return Fitted(
         weight=final.weight,
@@ -94,7 +87,7 @@ def fit(
         energy=whole.energy,
         error=final.error,
         held_out=held_out,
-        growth=_growth(columns, final.weight, old),
+        growth=weight_growth(columns, final.weight, old),
         columns=final.columns,
         rank=final.rank,
         rows=whole.rows,
@@ -120,7 +113,7 @@ class _Trial:
             self._known[strength] = weight, relative_error(self.unseen, weight) * self.energy
         return self._known[strength]
 
-    def error(self, strength: float) -> float:
+    def residual(self, strength: float) -> float:
         """What the fit leaves of the fold's energy."""
         return self._fit(strength)[1]
 
@@ -131,16 +124,28 @@ class _Trial:
         return new
 
 
-def _best_strength(trials: Sequence[_Trial]) -> float:
-    """The strength with the least held-out error: the best for the first fold, or a neighbour that
-    all prefer.
+def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> float:
+    """The strength with the least held-out error.
+
+    The best for the first fold, or a neighbour that all prefer.
     """
-    errors = [trials[0].error(strength) for strength in STRENGTHS]
-    best = errors.index(min(errors))
-    near = STRENGTHS[max(0, best - 1) : best + 2]
-    return min(near, key=lambda strength: sum(trial.error(strength) for trial in trials))
+    if len(strengths) == 1:
+        return strengths[0]
+    residuals = [trials[0].residual(strength) for strength in strengths]
+    best = residuals.index(min(residuals))
+    near = strengths[max(0, best - 1) : best + 2]
+    return min(near, key=lambda strength: sum(trial.residual(strength) for trial in trials))
 
 
-def _growth(columns: Tensor, new: Tensor, old: Tensor) -> float:
-    before = float(torch.linalg.vector_norm(old.to(new)[columns]))
-    return float(torch.linalg.vector_norm(new[columns])) / before if before else float("nan")
+def together(fits: Sequence[Fitted]) -> Figures:
+    """What the fits of all consumers of a group say together."""
+    total = sum(f.energy for f in fits)
+    return Figures(
+        error=sum(f.error * f.energy for f in fits) / total if total else 0.0,
+        held_out=sum(f.held_out * f.energy for f in fits) / total if total else 0.0,
+        ridge=tuple(f.ridge for f in fits),
+        growth=max(f.growth for f in fits),
+        rows=min(f.rows for f in fits),
+        rank=sum(f.rank for f in fits),
+        columns=sum(f.columns for f in fits),
+    )

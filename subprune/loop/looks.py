@@ -1,0 +1,67 @@
+"""One look at all groups of the dense model, in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from subprune.errors import OptionError
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import Tour
+from subprune.loop.visits import Tick, Visit, visits
+from subprune.select.greedy import KeepOrder, follow
+from subprune.select.selector import Setting
+from subprune.select.sensitivity import Sensitivity, sensitivities
+from subprune.structure import Group
+
+__all__ = ["comparable_scores", "curves", "looks", "sensitivity_of_all"]
+
+
+def looks(
+    setting: Setting,
+    recipe: Recipe,
+    *,
+    groups: Sequence[Group] | None = None,
+    clip: float | None = None,
+    errors: bool = True,
+    tick: Tick = lambda group: None,
+) -> Iterator[Visit]:
+    """Visits to groups of the dense model, none of which is decided; None: to all."""
+    chosen = setting.groups if groups is None else tuple(groups)
+    dense = recipe.on_dense(clip=clip, errors=errors)
+    tour = Tour(setting.calibration, chosen, pruned=False, seed=setting.seed)
+    return visits(tour, chosen, dense, setting, tick=tick)
+
+
+def curves(
+    setting: Setting, recipe: Recipe, *, clip: float | None = None, tick: Tick = lambda group: None
+) -> dict[str, KeepOrder]:
+    """Keep orders and error curves; those of selectors without a curve are computed."""
+    orders = {}
+    for visit in looks(setting, recipe, clip=clip, tick=tick):
+        orders[visit.group.name] = with_errors(visit)
+        del visit
+    return orders
+
+
+def with_errors(visit: Visit) -> KeepOrder:
+    """A ranking with its error curve, computed from the statistics if the selector gave none."""
+    if visit.ranking.curve is not None:
+        return visit.ranking.curve
+    return follow(visit.gathered.statistics, visit.group.n_units, visit.ranking.order)
+
+
+def comparable_scores(
+    setting: Setting, recipe: Recipe, *, tick: Tick = lambda group: None
+) -> dict[str, Tensor]:
+    """Scores of all units that can be compared between groups."""
+    scores: dict[str, Tensor] = {}
+    for visit in looks(setting, recipe, errors=False, tick=tick):
+        if visit.ranking.scores is None:
+            raise OptionError(
+                "allocate='score' needs scores that can be compared between layers, and "
+                f"{recipe.who} has none; use another rule, or one of act-grad, weight-norm, random"
+            )
+        scores[visit.group.name] = visit.ranking.scores
+    return scores
