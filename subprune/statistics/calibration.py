@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from subprune.cut.masking import model_tensors
 from subprune.data.batches import Batch, folded, signature
-from subprune.errors import DataError, SubpruneError
+from subprune.errors import DataError
 from subprune.program.program import Program
-from subprune.program.record import record
+from subprune.program.record import record_given
 from subprune.statistics.runs import Run
 from subprune.structure import Structure, analyse
 
@@ -92,17 +92,4 @@ def _programs(
 
 
 def _record(model: nn.Module, batch: Batch) -> Program:
-    try:
-        return record(model, batch.inputs)
-    except SubpruneError:
-        raise
-    except Exception as error:
-        shapes = [
-            tuple(x.shape)
-            for x in (*batch.inputs[0], *batch.inputs[1].values())
-            if isinstance(x, Tensor)
-        ]
-        raise DataError(
-            f"the model cannot be called with the calibration data (shapes {shapes}): {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
-        ) from error
+    return record_given(model, batch.inputs, "the calibration data")
