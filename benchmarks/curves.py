@@ -16,14 +16,14 @@ import time
 from pathlib import Path
 
 import torch
+from subprune.loop.ranking import curves, in_order
+from subprune.select.presets import find_method
 
 from subprune.budget import FRACTIONS, accuracy_curves
 from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights
-from subprune.loop.ranking import curves, in_order
 from subprune.measure.figures import accuracy
-from subprune.select.presets import find_method
 from subprune.statistics.calibrate import Calibration
 
 

@@ -20,7 +20,7 @@ import subprune
 from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights
-from subprune.loop.ranking import in_order
+from subprune.loop.tour import in_order
 from subprune.select.greedy import greedy
 from subprune.statistics.calibrate import Calibration, group_statistics, reader
 from subprune.statistics.patches import conv_rows

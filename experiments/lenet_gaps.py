@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import torch
+from subprune.select.registry import Ranker, Ranking
 from torch import nn
 
 import subprune
@@ -32,7 +33,6 @@ from subprune.experiments.tables import LABELS, paper_rows
 from subprune.experiments.training import count_correct, recipe, train
 from subprune.experiments.weights import load_weights, save_weights
 from subprune.select.forward_selection import greedy_loss
-from subprune.select.registry import Ranker, Ranking
 
 Widths = tuple[int, int, int, int]
 FULL: Widths = (6, 16, 120, 84)

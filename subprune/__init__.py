@@ -9,9 +9,10 @@ from subprune.forecast import Forecast
 from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save
+from subprune.methods import METHODS, Method, method
 from subprune.report import Report
 from subprune.result import Result
-from subprune.select.presets import METHODS, Ranker, Ranking, method
+from subprune.select.selector import Ranking, View
 from subprune.structure import find_groups
 
 __version__ = "0.1.0"
@@ -20,10 +21,11 @@ __all__ = [
     "METHODS",
     "Forecast",
     "Inspection",
-    "Ranker",
+    "Method",
     "Ranking",
     "Report",
     "Result",
+    "View",
     "cut",
     "export",
     "find_groups",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import nn
 
-from subprune import budget
-from subprune.budget import Demand, Rounding
+from subprune.budget.demand import Demand
+from subprune.budget.goal import Rounding
+from subprune.budget.latency import by_latency
 from subprune.cut.check import Check, blame, check_groups, few_inputs
 from subprune.cut.model_config import sync_config
 from subprune.cut.surgery import attempt, broken, duplicate, set_tensors
@@ -20,7 +20,7 @@ from subprune.cut.twin import model_outputs
 from subprune.data.batches import batches, take
 from subprune.errors import BudgetError, DataError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
-from subprune.loop.ranking import in_order
+from subprune.loop.tour import in_order
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.options import Options, PruneOptions, named_options
@@ -29,11 +29,12 @@ from subprune.program.borrow import given_back
 from subprune.program.record import not_taken
 from subprune.progress import Progress, Step, progress_bar
 from subprune.result import Result, make_result
-from subprune.select.presets import find_method
+from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import recalibrate
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 from subprune.structure import Group
 from subprune.structure.choose import choose_groups
+from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -172,7 +173,7 @@ def prune(
         given = take(data, model, n_samples, forward=forward, seed=seed)
         watch.lap("reading data")
         tick("recording the model")
-        calibration = Calibration.of(model, given.batches, options.parts)
+        calibration = Calibration.of(model, given.batches, options.recipe.fit.parts)
         tick("trying the cuts")
         checked = _groups(calibration, options)
         watch.lap("structure")
@@ -182,11 +183,11 @@ def prune(
         watch.lap("reading data")
         demand = _demand(calibration, checked, options, pool, verify, cache, tick)
         if dry_run:
-            tick.plan(budgets=demand.steps(options.rule, latency), pruning=0, check=0, measuring=0)
+            tick.plan(budgets=demand.steps(), pruning=0, check=0, measuring=0)
             tick.enter("budgets")
-            return forecast(demand, options.rule, latency)
+            return forecast(demand)
         steps = {"pruning": len(budgets or checked.able), "measuring": 2 if verify is None else 3}
-        tick.plan(budgets=demand.steps(options.rule, latency), **steps)
+        tick.plan(budgets=demand.steps(), **steps)
         done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
         done.notes[:0] = checked.notes
         done.notes += [*given.remarks, *_finish(small, calibration, done, batchnorm)]
@@ -229,27 +230,18 @@ def _demand(
     cache: str | Path | None,
     tick: Progress,
 ) -> Demand:
-    """What the budget rules may look at."""
+    """What allocators may look at."""
     return Demand(
-        calibration,
-        checked.able,
-        find_method(options.method),
-        Rounding(options.multiple, checked.multiples),
-        options.reweight,
-        choices={
-            "seed": options.seed,
-            "epsilon": options.epsilon,
-            "patches": options.patches,
-            "train_data": pool,
-        },
+        setting=Setting(calibration, checked.able, options.seed, pool),
+        recipe=options.recipe,
+        goal=options.goal,
+        allocator=options.allocator,
+        cost=CostModel(calibration.model, calibration.structure),
+        rounding=Rounding(options.multiple, checked.multiples),
         verification=verify,
         cache=None if cache is None else Path(cache),
-        tick=lambda _, group: tick(f"curve of {group.name}"),
+        tick=lambda group: tick(f"curve of {group.name}"),
         say=tick,
-        **{
-            k: getattr(options, k)
-            for k in ("budgets", "keep", "compression", "speedup", "params", "flops")
-        },
     )
 
 
@@ -261,7 +253,7 @@ def _walk_and_cut(
     gave.
     """
     tick.enter("budgets")
-    counts = _counts(demand, options)
+    counts = _counts(demand)
     watch.lap("budgets")
     notes: list[str] = []
     while True:
@@ -278,64 +270,55 @@ def _walk_and_cut(
         notes += [
             f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()
         ]
-        counts, demand, missed = _without(demand, counts, said, options)
+        counts, demand, missed = _without(demand, counts, said)
         notes += [f"target missed: {missed}"] if missed else []
 
 
-def _counts(demand: Demand, options: Options) -> dict[str, int]:
-    """The target, shared out over the groups."""
-    rule = options.rule
-    return (
-        demand.counts(rule)
-        if options.latency is None
-        else budget.by_latency(demand, rule, options.latency)
-    )
+def _counts(demand: Demand) -> dict[str, int]:
+    """The goal, shared out over the groups."""
+    return demand.counts() if demand.goal.latency is None else by_latency(demand)
 
 
 def _without(
-    demand: Demand, counts: dict[str, int], failed: Mapping[str, str], options: Options
+    demand: Demand, counts: dict[str, int], failed: Mapping[str, str]
 ) -> tuple[dict[str, int], Demand, str]:
-    """The target shared out over the other groups; if they cannot meet it, the widths they had, and
-    why.
+    """The goal shared out over the other groups.
+
+    If they cannot meet it, the widths they had, and why.
     """
     structure = demand.calibration.structure
     demand.calibration.structure = replace(structure, refused={**structure.refused, **failed})
-    left = {name: k for name, k in counts.items() if name not in failed}
-    if not left:
+    rest = {name: k for name, k in counts.items() if name not in failed}
+    if not rest:
         raise StructureError(broken(structure, failed, next(iter(failed.values()))))
-    smaller = copy.copy(demand)  # with the curves that were computed already
-    smaller.groups = [g for g in demand.groups if g.name not in failed]
-    if options.budgets is not None:
-        return left, smaller, ""
+    smaller = demand.without(list(failed))  # with the curves that were computed already
+    if demand.goal.budgets is not None:
+        return rest, smaller, ""
     try:
-        return _counts(smaller, options), smaller, ""
+        return _counts(smaller), smaller, ""
     except BudgetError as error:
-        return left, smaller, str(error)
+        return rest, smaller, str(error)
 
 
 def _walk(
     demand: Demand, counts: Mapping[str, int], options: Options, tick: Callable[[str], None]
 ) -> tuple[Walk, list[Group]]:
-    """Rank, choose and reweight group after group."""
-    left = [g for g in demand.groups if g.name in counts]
+    """Rank, choose and fit group after group."""
+    chosen = tuple(g for g in demand.groups if g.name in counts)
     done = walk(
-        demand.calibration,
-        left,
-        demand.method,
+        replace(demand.setting, groups=chosen),
+        demand.recipe,
         counts,
-        reweight=options.reweight,
-        ridge=options.ridge,
         renew=options.batchnorm == "sequential",
-        **demand.choices,
-        tick=lambda stage, g: tick(f"pruning {g.name}") if stage == "rank" else None,
+        tick=lambda group: tick(f"pruning {group.name}"),
     )
-    return done, left
+    return done, list(chosen)
 
 
 def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
     """What else the smaller model needs; remarks for the report."""
     notes = sync_config(
-        small, calibration.structure, {name: d.kept for name, d in done.decisions.items()}
+        small, calibration.structure, {name: g.kept for name, g in done.groups.items()}
     )
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
@@ -413,9 +396,9 @@ def _realise(
     """
     full = duplicate(calibration.model)
     structure = calibration.structure
-    kept = {name: list(d.kept) for name, d in done.decisions.items()}
-    weights = {c.use.weight for g in structure.groups if g.name in kept for c in g.reweightable}
-    set_tensors(full, {name: done.tensors[name] for name in (*weights, *done.renewed)})
+    kept = {name: list(g.kept) for name, g in done.groups.items()}
+    new = {*done.rewritten, *done.renewed}
+    set_tensors(full, {name: done.tensors[name] for name in new})
     first = calibration.batches[0]
     # recorded only where it is needed
     few = functools.cache(lambda: few_inputs(full, structure, first))

@@ -9,21 +9,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from subprune.budget import Demand, allocate, by_latency
+from subprune.budget.demand import Demand
+from subprune.budget.latency import by_latency
 from subprune.errors import BudgetError
 from subprune.report.terminal import as_text
 
 __all__ = ["Forecast", "ForecastGroup", "forecast"]
-
-NEEDS_DATA = {
-    "balanced": "the error curves of the dense model",
-    "knapsack": "the error curves of the dense model",
-    "error": "the error curves of the dense model",
-    "score": "the method's scores",
-    "sampling": "sensitivities",
-    "equal-accuracy": "accuracy curves",
-    "equal-agreement": "agreement curves",
-}
 
 
 @dataclass(frozen=True)
@@ -106,42 +97,43 @@ class Forecast:
         return f"<p>{html.escape(self.summary())}</p>{table}<p>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
-def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> Forecast:
-    """Share out the target without pruning; statistics are taken only by rules that need them."""
-    problem, needed = "", ""
+def forecast(demand: Demand) -> Forecast:
+    """Share out the goal without pruning; statistics are gathered only where they are needed."""
+    problem, needed = "", demand.allocator.looks_at if demand.looks else ""
     try:
-        if latency is None:
-            demand.check()
-        if demand.budgets is None and (demand.keep is None or rule == "score"):
-            needed = NEEDS_DATA.get(rule, "")
-        if latency is None:
-            counts = allocate(demand, rule)
+        if demand.goal.latency is None:
+            counts = demand.counts()
         else:
-            needed = " and ".join(
-                ["timed calls of models cut to other widths", *([needed] if needed else [])]
-            )
-            counts = by_latency(demand, rule, latency)
+            timed = "timed calls of models cut to other widths"
+            needed = " and ".join([timed, *([needed] if needed else [])])
+            counts = by_latency(demand)
     except BudgetError as error:
-        if demand.budgets is not None or demand.keep is not None:
+        if not demand.goal.limits_size:
             raise
-        problem, counts = (
-            str(error),
-            {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups},
-        )
-    structure, cost = demand.calibration.structure, demand.cost
-    inputs = demand.calibration.batches[0].size
-    taken = [g for g in demand.groups if g.name in counts]
+        problem, counts = str(error), demand.smallest()
+        needed = "" if demand.goal.latency is None else needed
+    return _forecast(demand, counts, problem, needed)
+
+
+def _forecast(demand: Demand, counts: dict[str, int], problem: str, needed: str) -> Forecast:
+    cost, inputs = demand.cost, demand.calibration.batches[0].size
+    if demand.goal.budgets is not None:
+        rule = "given"
+    elif demand.goal.keep is not None:
+        rule = "equal fraction"
+    else:
+        rule = demand.allocator.name
     return Forecast(
-        demand.method.name,
-        "given"
-        if demand.budgets is not None
-        else "equal fraction"
-        if demand.keep is not None
-        else rule,
-        tuple(ForecastGroup(g.name, g.kind, g.n_units, counts[g.name]) for g in taken),
-        (cost.params({}), cost.at_most("params", counts)),
-        (cost.flops({}) // inputs, cost.at_most("flops", counts) // inputs),
-        problem,
-        needed,
-        structure.left_whole(counts),
+        method=demand.recipe.name,
+        rule=rule,
+        groups=tuple(
+            ForecastGroup(g.name, g.kind, g.n_units, counts[g.name])
+            for g in demand.groups
+            if g.name in counts
+        ),
+        parameters=(cost.params({}), cost.at_most("params", counts)),
+        flops=(cost.flops({}) // inputs, cost.at_most("flops", counts) // inputs),
+        problem=problem,
+        needed=needed,
+        refused=demand.calibration.structure.left_whole(counts),
     )

@@ -6,18 +6,19 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from math import inf
 from pathlib import Path
 from typing import Any, TypedDict
 
-from subprune.budget.allocate import RULES
-from subprune.budget.target import amount
+from subprune.budget.allocators import ALLOCATORS, DEFAULT
+from subprune.budget.demand import Allocator
+from subprune.budget.goal import Goal, amount
 from subprune.errors import BudgetError, OptionError, closest
-from subprune.fit.ridge import fold_count
+from subprune.fit.keep import Keep
+from subprune.loop.recipe import Recipe
+from subprune.methods import find_method, tuned
 from subprune.progress import Step
-from subprune.select.presets import find_method
-from subprune.select.registry import PATCHES
 from subprune.statistics.batchnorm import BATCHNORM
+from subprune.statistics.targets import PATCHES
 from subprune.structure.choose import as_items
 
 __all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
@@ -112,7 +113,7 @@ class Options:
             )
         find_method(self.method)
         self._check_targets()
-        choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*RULES, None)}
+        choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*ALLOCATORS, None)}
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -123,13 +124,7 @@ class Options:
         self._check_contradictions()
         if not isinstance(self.reweight, bool):
             raise OptionError(f"reweight must be True or False, got {self.reweight!r}")
-        self._check_fit()
-        if self.epsilon is not None and not (
-            isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1
-        ):
-            raise OptionError(
-                f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}"
-            )
+        _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
         if (
             isinstance(self.multiple, bool)
             or not isinstance(self.multiple, int)
@@ -148,12 +143,41 @@ class Options:
     @property
     def rule(self) -> str:
         """The budget rule that is used."""
-        return self.allocate or find_method(self.method).allocate or "balanced"
+        return self.allocate or find_method(self.method).allocate or DEFAULT
 
     @property
-    def parts(self) -> int:
-        """Into how many folds the inputs are divided."""
-        return fold_count(self.folds, self.ridge, self.reweight)
+    def allocator(self) -> Allocator:
+        """Who shares out the goal."""
+        return ALLOCATORS[self.rule]
+
+    @property
+    def goal(self) -> Goal:
+        """What is asked for."""
+        return Goal(**{name: getattr(self, name) for name in TARGETS})
+
+    @property
+    def recipe(self) -> Recipe:
+        """The method's parts, with the knobs turned that were given."""
+        row = find_method(self.method)
+        target = tuned(row.target, patches=self.patches)
+        selector = tuned(row.selector, epsilon=self.epsilon)
+        if not self.reweight and self.ridge in (None, 0) and self.folds in (None, 1):
+            return Recipe(target, selector, Keep(), row.name)
+        fit = tuned(row.fit if self.reweight else Keep(), ridge=self.ridge, folds=self.folds)
+        return Recipe(target, selector, fit, row.name)
+
+    @property
+    def unbounded(self) -> str:
+        """Why the bounds of `subprune.guarantees` do not speak of the result; empty if they do."""
+        why = self.recipe.unbounded
+        if not why and self.batchnorm != "keep":
+            why = f"BatchNorm statistics are re-estimated (batchnorm={self.batchnorm!r})"
+        if not why:
+            return ""
+        return (
+            "bounds are proven for plain greedy selection with weights fitted by least squares and "
+            f"BatchNorm as it is; here {why}"
+        )
 
     @property
     def multiple(self) -> int:
@@ -183,26 +207,6 @@ class Options:
                 f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}"
             )
 
-    def _check_fit(self) -> None:
-        ridge, folds = self.ridge, self.folds
-        if ridge is not None and (
-            isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < inf
-        ):
-            raise OptionError(
-                f"ridge must be None, which chooses it, or a number of at least 0 (0.01 is strong), got {ridge!r}"
-            )
-        if folds is not None and (
-            isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64
-        ):
-            raise OptionError(
-                f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}"
-            )
-        for name, value, plain in (("ridge", ridge, 0), ("folds", folds, 1)):
-            if value not in (None, plain) and not self.reweight:
-                raise OptionError(
-                    f"{name}={value!r} is about fitted weights, and reweight=False fits none; omit one of them"
-                )
-
     def _check_contradictions(self) -> None:
         """Options that would be ignored silently are refused."""
         if self.latency is not None and self.time_calls is False:
@@ -215,12 +219,6 @@ class Options:
                 f"budgets= says exactly how many units each group keeps, so round_to={self.round_to!r} has no say; "
                 "omit it"
             )
-        shipped = find_method(self.method).order.__module__ == "subprune.select.presets"
-        if self.epsilon is not None and shipped and not self.method.endswith("in-change"):
-            raise OptionError(
-                f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; omit it, or use "
-                "one of layer-in-change, seq-in-change, asym-in-change"
-            )
         if self.allocate is None:
             return
         if self.budgets is not None:
@@ -228,7 +226,7 @@ class Options:
                 f"budgets= says how many units each group keeps, so there is nothing for allocate={self.allocate!r} "
                 "to share out; omit one of them"
             )
-        if self.keep is not None and self.allocate not in ("uniform", "score"):
+        if self.keep is not None and self.allocator.looks_at and not self.allocator.pools_units:
             raise OptionError(
                 f"keep={self.keep!r} keeps the same fraction of every group, so allocate={self.allocate!r} has no say; "
                 "omit allocate, or ask for compression= or speedup= instead"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of", "unprovable"]
+__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of"]
 
 HISTORY = "subprune_history"
 """Attribute of a pruned model with the stored plans of all its prunings; it survives copying and
@@ -14,7 +13,7 @@ fine-tuning.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupPlan:
     """One group: what is kept of it, and what was measured."""
 
@@ -51,6 +50,7 @@ class Plan:
     # whether widths that hand-written modules keep about themselves were changed too
     eager: bool = False
     data: str = ""  # fingerprint of the calibration inputs
+    unbounded: str = ""  # why the bounds of the paper do not speak of it; empty if they do
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
@@ -85,23 +85,3 @@ class Plan:
 def history_of(model: object) -> tuple[dict[str, Any], ...]:
     """The stored plans of everything `prune` and `load` did to this model, first to last."""
     return tuple(getattr(model, HISTORY, ()))
-
-
-PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
-"""The only values of these options that the bounds speak of; others, such as patches, they follow.
-"""
-
-
-def unprovable(method: str, options: Mapping[str, Any]) -> str:
-    """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
-    others = [
-        f"{name}={options[name]!r}"
-        for name, value in PLAIN.items()
-        if options.get(name, value) != value
-    ]
-    if method in ("layer-in-change", "seq-in-change", "asym-in-change") and not others:
-        return ""
-    return (
-        "bounds are proven for plain greedy selection on the input change (layer-, seq- and asym-in-change) with "
-        f"reweighting and BatchNorm as it is; this is {', '.join([f'method={method!r}', *others])}"
-    )

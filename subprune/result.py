@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +13,22 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from subprune.budget.latency import LatencyTarget
-from subprune.budget.rules import missed
+from subprune.budget.explicit import missed
+from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.io.storage import describe_inputs
-from subprune.loop.walk import Decision, Walk
+from subprune.loop.walk import Walk
 from subprune.measure import figures as measure
 from subprune.measure.compare import Comparison, Tally, compare
 from subprune.measure.stopwatch import Stopwatch
+from subprune.methods import find_method
 from subprune.options import Options
-from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
+from subprune.plan import HISTORY, Plan, history_of
 from subprune.report import GuaranteeLine, Layer, Report
 from subprune.report.remarks import fit_remarks
-from subprune.select.presets import find_method
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 from subprune.structure import Group
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ class Result:
 
     def with_guarantees(self, found: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
-        why = unprovable(self.plan.method, self.plan.options)
-        if why:
-            raise OptionError(why)
+        if self.plan.unbounded:
+            raise OptionError(self.plan.unbounded)
         self._check_same(found)
         lines = []
         for g in found.groups:
@@ -73,20 +72,20 @@ class Result:
         """Refuse bounds of another selection."""
         plan = self.plan
         own = {
-            "form": find_method(plan.method).form,
+            "target": find_method(plan.method).target.name,
             "data": plan.data,
             "patches": plan.options.get("patches", "all"),
         }
         if own["patches"] == "random":
             own["seed"] = plan.options.get("seed", 0)
-        if own["form"] != "layer":
+        if own["target"] != "layer":
             own["ridge"] = plan.options.get("ridge", 0.0)
         differing = [
             f"{name}={getattr(found, name)!r} there, {x!r} here"
             for name, x in own.items()
             if getattr(found, name) != x
         ]
-        if found.form != "layer":  # then every group depends on what the groups before have kept
+        if found.target != "layer":  # then every group depends on what the groups before have kept
             counts = {g.name: g.budgets[0].k for g in found.groups}
             differing += (
                 [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
@@ -94,7 +93,7 @@ class Result:
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, ridge, seed and form, and with budgets=result.plan.counts"
+                "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
             )
 
 
@@ -126,11 +125,16 @@ def make_result(
     """Plan and report of a finished pruning."""
     tick("comparing outputs")
     dense, first = calibration.model, calibration.given[0]
-    tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
-    parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
+    parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data
+        options.method,
+        options.to_dict(),
+        parts,
+        describe_inputs(first.inputs),
+        eager,
+        data,
+        options.unbounded,
     )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
@@ -211,9 +215,9 @@ def _remarks(
     """What came out otherwise than asked for, or was measured on other data than one would think."""
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
-        if said := missed(options.keep, units, plan.counts, together=options.rule == "score"):
+        if said := missed(options.keep, units, plan.counts, together=options.allocator.pools_units):
             yield said
-    if verify is None and options.rule == "equal-accuracy":
+    if verify is None and options.allocator.needs_verification:
         yield (
             "budgets by equal accuracy were measured on the calibration data, which flatters; give verify_data with "
             "labelled inputs that are not calibrated on"
@@ -223,28 +227,6 @@ def _remarks(
             "no accuracy was measured: verify_data has no labels, or none that are class numbers of the outputs; give "
             "(inputs, labels)"
         )
-
-
-def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor]) -> GroupPlan:
-    return GroupPlan(
-        name=group.name,
-        kind=group.kind,
-        units=group.n_units,
-        kept=decision.kept,
-        consumers=tuple(c.name for c in group.consumers),
-        order=decision.order,
-        errors=decision.errors,
-        error=decision.error,
-        held_out=decision.held_out,
-        ridge=decision.ridge,
-        growth=decision.growth,
-        rows=decision.rows,
-        dependent=decision.dependent,
-        rank=decision.rank,
-        columns=decision.columns,
-        seconds=decision.seconds,
-        shapes={slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
-    )
 
 
 def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str]:
@@ -311,7 +293,7 @@ def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) 
         a, b = measure.side_by_side(
             models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS
         )
-        notes = () if asked is None else (LatencyTarget(asked).verdict(a, b),)
+        notes = () if asked is None else (LatencyGoal(asked).verdict(a, b),)
         return _Timing((a, b), batch.size, notes)
     try:
         found = measure.side_by_side(

@@ -13,7 +13,7 @@ import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
 from subprune.experiments.models import build
-from subprune.select.registry import METHODS
+from subprune.methods import METHODS
 from subprune.statistics.batchnorm import pooled, recalibrate
 
 NET = NETS["plain"]
@@ -48,7 +48,7 @@ def by_hand(
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_have_it(method: str) -> None:
     data = NET.data(3, 12)
-    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    extra = {"train_data": data} if METHODS[method].selector.needs_pool else {}
     kept, fresh = (
         subprune.prune(
             NET.build(), data, method=method, budgets=NET.keep, batchnorm=b, progress=False, **extra
@@ -86,7 +86,7 @@ def norm_inputs(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str
 @pytest.mark.parametrize("method", METHODS)
 def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, reweight: bool) -> None:
     data = [(x.double(), y) for x, y in NET.data(3, 12)]
-    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    extra = {"train_data": data} if METHODS[method].selector.needs_pool else {}
     result = subprune.prune(
         NET.build().double(),
         data,

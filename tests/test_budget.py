@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,47 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from views import recipe_of, setting_of
 
 import subprune
-from subprune.budget import (
+from subprune.budget.accuracy import (
     FRACTIONS,
     AccuracyCurve,
-    Demand,
-    Rounding,
-    Target,
     accuracy_curves,
-    allocate,
     equal_accuracy,
+    measured_counts,
 )
-from subprune.budget.accuracy import measured_counts
-from subprune.budget.rules import by_knapsack
+from subprune.budget.allocators import ALLOCATORS
+from subprune.budget.demand import Demand
+from subprune.budget.goal import Goal, Limit, Rounding
+from subprune.budget.knapsack import by_knapsack
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.experiments.datasets import load
 from subprune.experiments.models import shipped_lenet
-from subprune.loop.ranking import curves, in_order
+from subprune.fit.keep import Keep
+from subprune.loop.looks import curves
+from subprune.loop.tour import in_order
 from subprune.measure.figures import accuracy, agreement, count_parameters
 from subprune.select.greedy import KeepOrder
-from subprune.select.presets import find_method
-from subprune.statistics.calibrate import Calibration, Passage
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
 
 RULES = ("uniform", "error", "knapsack", "balanced", "equal-accuracy", "equal-agreement")
+
+
+def demand_of(
+    calibration: Calibration, rule: str, goal: Goal, rounding: Rounding | None = None
+) -> Demand:
+    return Demand(
+        setting=setting_of(calibration),
+        recipe=recipe_of("layer-in-change"),
+        goal=goal,
+        allocator=ALLOCATORS[rule],
+        cost=CostModel(calibration.model, calibration.structure),
+        rounding=rounding or Rounding(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +114,11 @@ def test_curves_equal_pruning_each_layer_alone(
     groups = calibration.structure.inner()
     assert {g.name for g in groups} == {"a", "b", "c", "d"}
     fractions = (0.2, 0.5, 0.8, 1.0)
+    recipe = recipe_of(name)
+    if not reweight:
+        recipe = replace(recipe, fit=Keep())
     found = accuracy_curves(
-        calibration,
-        verification,
-        groups,
-        find_method(name),
-        reweight=reweight,
-        labels=labels,
-        fractions=fractions,
+        setting_of(calibration), recipe, verification, labels=labels, fractions=fractions
     )
     plain = "layer-in-change" if name == "asym-in-change" else name
     for group in groups:
@@ -178,7 +191,7 @@ def test_equal_accuracy_picks_from_the_papers_fractions(lenet: nn.Module, ratio:
             and lenet_params((*want[:i], want[i] + 1, *want[i + 1 :])) <= limit
         ):
             want[i] += 1
-    counts_found = equal_accuracy(groups, found, cost, Target("params", limit, ""), Rounding())
+    counts_found = equal_accuracy(groups, found, cost, Limit("params", limit, ""), Rounding())
     assert [counts_found[g.name] for g in groups] == want
 
 
@@ -246,22 +259,16 @@ def test_every_rule_gives_the_largest_model_within(
     round_to: int,
 ) -> None:
     calibration = Calibration.of(lenet, batches((labelled[0][:100], labelled[1][:100]), lenet))
-    demand = Demand(
-        calibration,
-        calibration.structure.inner(),
-        find_method("layer-in-change"),
-        Rounding(round_to),
-        **target,
-    )
-    counts = allocate(demand, rule)
-    size = demand.target.size(demand.cost, counts)
-    assert size <= demand.target.limit
+    demand = demand_of(calibration, rule, Goal(**target), Rounding(round_to))
+    counts = demand.shared_out()
+    size = demand.limit.size(demand.cost, counts)
+    assert size <= demand.limit.most
     for group in demand.groups:
         assert 1 <= counts[group.name] <= group.n_units
         assert counts[group.name] % round_to == 0 or counts[group.name] == group.n_units
         if counts[group.name] < group.n_units:
             more = {**counts, group.name: demand.rounding.next(counts[group.name], group.n_units)}
-            assert demand.target.size(demand.cost, more) > demand.target.limit
+            assert demand.limit.size(demand.cost, more) > demand.limit.most
 
 
 def test_knapsack_leaves_no_more_error_than_a_common_threshold(
@@ -269,14 +276,12 @@ def test_knapsack_leaves_no_more_error_than_a_common_threshold(
 ) -> None:
     """It minimises the sum of the curves, which the other rules do not."""
     calibration = Calibration.of(lenet, batches(labelled[0], lenet))
-    groups = calibration.structure.inner()
-    found = curves(calibration, groups, find_method("layer-in-change"))
+    found = curves(setting_of(calibration), recipe_of("layer-in-change"))
     for ratio in (2, 4, 8, 16):
-        demand = Demand(calibration, groups, find_method("layer-in-change"), compression=ratio)
-        left = {
-            r: sum(float(found[n].errors[k]) for n, k in allocate(demand, r).items())
-            for r in RULES[:3]
-        }
+        left = {}
+        for rule in RULES[:3]:
+            counts = demand_of(calibration, rule, Goal(compression=ratio)).shared_out()
+            left[rule] = sum(float(found[n].errors[k]) for n, k in counts.items())
         assert left["knapsack"] <= 1.2 * min(left["uniform"], left["error"])
 
 
@@ -299,7 +304,7 @@ def test_knapsack_is_near_the_best_of_all_budgets() -> None:
         known = {
             n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), ()) for n, e in errors.items()
         }
-        target = Target("params", limit, "limit")
+        target = Limit("params", limit, "limit")
         found = by_knapsack(groups, known, cost, target, Rounding())
         every = [
             dict(zip(names, k, strict=True))
@@ -343,7 +348,7 @@ def test_rounding() -> None:
     assert [r.down(k, 20) for k in (3, 8, 15, 19, 20)] == [8, 8, 8, 16, 20]
     assert [r.up(k, 20) for k in (0, 1, 9, 17)] == [8, 8, 16, 20]
     assert r.down(2, 5) == 5  # a narrow group stays whole
-    assert Target("params", 3, "x").quantity == "params"
+    assert Limit("params", 3, "x").quantity == "params"
 
 
 def test_a_fraction_that_is_missed_is_said(
@@ -403,10 +408,8 @@ def test_norm_of_a_parallel_branch_is_taken_again() -> None:
         assert (mark is None) == (not group.narrowings)
         if mark is not None:
             assert mark.position == group.first_op < passage.run.position
-    method = find_method("layer-in-change")
-    found = accuracy_curves(
-        calibration, calibration, groups, method, labels=False, fractions=(0.5, 1.0)
-    )
+    setting, recipe = setting_of(calibration), recipe_of("layer-in-change")
+    found = accuracy_curves(setting, recipe, calibration, labels=False, fractions=(0.5, 1.0))
     for group in groups:
         small = subprune.prune(
             model, x, method="layer-in-change", budgets={group.name: 4}, ridge=0

@@ -22,7 +22,7 @@ from subprune.cli.models import load_model
 from subprune.errors import DataError, OptionError
 from subprune.experiments.datasets import Images, load
 from subprune.experiments.models import shipped_lenet
-from subprune.select.presets import METHODS
+from subprune.methods import METHODS
 
 LENET = (
     "--model",

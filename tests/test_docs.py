@@ -24,7 +24,7 @@ from run_cli import runner
 from subprune.cli.app import app
 from subprune.experiments import train
 from subprune.experiments.config import Config
-from subprune.select.presets import METHODS
+from subprune.methods import METHODS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,14 +13,17 @@ import pytest
 import torch
 from shared import SHARED, needs_shared
 from torch import Tensor, nn
+from views import statistics_at
 
 from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, load_weights, shipped_lenet
-from subprune.loop.ranking import in_order
+from subprune.loop.tour import in_order
 from subprune.select.greedy import KeepOrder, greedy
-from subprune.statistics.calibrate import Calibration, Run, group_statistics, reader
+from subprune.statistics.calibrate import reader
+from subprune.statistics.calibration import Calibration
 from subprune.statistics.patches import conv_rows
+from subprune.statistics.runs import Run
 from subprune.structure import Group
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -56,9 +59,7 @@ def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
 
 def same_or_tied(plain: ModuleType, group: Group, run: Run, steps: int, tie: float) -> None:
     """The same picks, or the first different one gains as much, within `tie` of that gain."""
-    found: KeepOrder = greedy(
-        [s.whole() for s in group_statistics(group, "layer", run, run)[0]], group.n_units
-    )
+    found: KeepOrder = greedy(statistics_at(group, run), group.n_units)
     rows, weight, units = raw(group, run)
     expected = plain.select(rows, weight, units, steps)
     for step, (a, b) in enumerate(zip(found.order[:steps], expected.order, strict=True)):

@@ -10,15 +10,15 @@ import pytest
 import slow_methods as slow
 import torch
 from method_nets import NETS
+from views import setting_of, views
 
 import subprune
 from subprune.data.batches import batches
 from subprune.experiments.models import build
-from subprune.loop.ranking import rankers
 from subprune.program import fuse
 from subprune.select import forward_selection as greedy_fs
-from subprune.select.registry import METHODS, Setting
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.place import generator
 
 
 @pytest.mark.parametrize("together", [1, 600, greedy_fs.TOGETHER])
@@ -31,13 +31,11 @@ def test_the_whole_order_equals_full_forward_passes(
     net = NETS[name]
     model, data = net.build(), net.data(3, 8)
     calibration = Calibration.of(model, batches(data, model, None))
-    for ranker in rankers(
-        calibration, calibration.structure.inner(), METHODS["layer-greedy-fs"], seed=4
-    ):
-        group = ranker.group.name
-        readers, n = net.groups[group], ranker.n_units
-        draws = Setting(calibration, (), 4).generator(group)
-        found = greedy_fs.greedy_loss(ranker)
+    for view in views(setting_of(calibration, seed=4)):
+        group = view.group.name
+        readers, n = net.groups[group], view.n_units
+        draws = generator(4, group)
+        found = greedy_fs.greedy_loss(view)
         assert list(found.order) == slow.greedy_fs(model, readers, data, n, draws), group
         assert found.scale is not None
         assert found.scale(2).tolist() == [n / 2] * n
@@ -68,10 +66,8 @@ def test_operations_run_as_one_give_the_same_losses(
             x, y = torch.randn(8, 3, 32, 32).to(dtype), torch.arange(8)
         calibration = Calibration.of(model, batches([(x, y)], model, None))
         groups = [g for g in calibration.structure.inner() if g.name == "layer2.1.conv1"]
-        (ranker,) = rankers(calibration, groups, METHODS["layer-greedy-fs"], seed=4)
-        trial = greedy_fs._trial(
-            ranker.start or ranker.current, ranker.group, calibration, 0, fresh=fresh
-        )
+        (view,) = views(setting_of(calibration, groups, seed=4))
+        trial = greedy_fs._trial(view.start, view.group, calibration, 0, fresh=fresh)
         fused.clear()
         found[dtype] = trial.losses([1, 5], [0, 2, 3])
         assert trial._fused is (dtype == torch.float32)
@@ -90,13 +86,9 @@ def test_where_nothing_runs_as_one_units_are_tried_together() -> None:
     calibration = Calibration.of(
         model, batches([(x.float(), y) for x, y in net.data(1, 8)], model, None)
     )
-    for ranker in rankers(
-        calibration, calibration.structure.inner(), METHODS["layer-greedy-fs"], seed=4
-    ):
-        trial = greedy_fs._trial(
-            ranker.start or ranker.current, ranker.group, calibration, 0, fresh=False
-        )
-        assert not trial._fused, ranker.group.name
+    for view in views(setting_of(calibration, seed=4)):
+        trial = greedy_fs._trial(view.start, view.group, calibration, 0, fresh=False)
+        assert not trial._fused, view.group.name
 
 
 def test_batches_of_the_pool_are_drawn_not_those_of_the_calibration(

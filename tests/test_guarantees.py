@@ -252,7 +252,7 @@ def small_net() -> tuple[nn.Module, torch.Tensor]:
 def test_guarantees_of_a_network(form: str, patches: str) -> None:
     model, x = small_net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    found = guarantees(model, x, form=form, keep=0.5, patches=patches)
+    found = guarantees(model, x, target=form, keep=0.5, patches=patches)
     assert [g.name for g in found.groups] == ["0", "3", "6"]
     assert [g.columns for g in found.groups] == [36, 45, 7]
     for g in found.groups:
@@ -280,11 +280,11 @@ def test_own_precision_gives_the_same_rank() -> None:
 def test_options_are_checked() -> None:
     model, x = small_net()
     with pytest.raises(OptionError, match="asymmetric"):
-        guarantees(model, x, form="asymetric")
+        guarantees(model, x, target="asymetric")
     with pytest.raises(OptionError, match="random"):
         guarantees(model, x, patches="some")
     with pytest.raises(OptionError, match="one share"):
-        guarantees(model, x, form="sequential")
+        guarantees(model, x, target="sequential")
     with pytest.raises(KeyError, match="groups are"):
         guarantees(model, x, budgets={"0": 2})["nothing"]
 
@@ -331,7 +331,7 @@ def test_a_pruned_stream_gets_its_guarantees() -> None:
     model, x = Residual().eval(), torch.randn(40, 6)
     result = prune(model, x, budgets={"inp": 5, "a": 6})
     for form in ("layer", "sequential", "asymmetric"):
-        found = guarantees(model, x, form=form, budgets=result.plan.counts)
+        found = guarantees(model, x, target=form, budgets=result.plan.counts)
         assert {g.name: g.budgets[0].k for g in found.groups} == {"inp": 5, "a": 6}
         for g in found.groups:
             assert g.budgets[0].error <= g.budgets[0].tight + SLACK

@@ -11,13 +11,17 @@ import slow_methods as slow
 import torch
 from method_nets import NETS, Net
 from torch import nn
+from views import recipe_of, setting_of, views
 
 import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.loop.ranking import curves, rankers
-from subprune.select.registry import METHODS, Ranker, Setting, order_by
-from subprune.statistics.calibrate import Calibration
+from subprune.loop.looks import curves
+from subprune.methods import METHODS
+from subprune.select.selector import View, order_by
+from subprune.statistics import place
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.targets import Asymmetric, Layer, Target
 
 BUILT_IN = tuple(METHODS)
 FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-change": "asymmetric"}
@@ -25,7 +29,7 @@ FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-cha
 
 def generator(name: str, seed: int = 0) -> torch.Generator:
     """The random numbers a group gets."""
-    return Setting(None, (), seed).generator(name)  # type: ignore[arg-type]
+    return place.generator(seed, name)
 
 
 def run(
@@ -185,7 +189,9 @@ def test_one_unit_layers_and_budgets(method: str) -> None:
 def test_same_seed_same_result(method: str, options: dict[str, object]) -> None:
     model, data = PLAIN.build(), PLAIN.data(3, 12)
     if "epsilon" in options and not method.endswith("in-change"):
-        with pytest.raises(OptionError, match="stochastic greedy"):  # it would have no say
+        with pytest.raises(
+            OptionError, match="epsilon=0.3 has no effect with selector"
+        ):  # it would have no say
             run(PLAIN, model, method, data, seed=5, **options)
         return
     first, again = (run(PLAIN, model, method, data, seed=5, **options) for _ in range(2))
@@ -203,7 +209,7 @@ def test_another_seed_another_result(method: str) -> None:
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_labels_are_needed_only_where_said(method: str) -> None:
     model, data = PLAIN.build(), [x for x, _ in PLAIN.data(2, 12)]
-    if METHODS[method].needs_labels:
+    if METHODS[method].selector.needs_labels:
         with pytest.raises(
             DataError, match=f"method '{method}' needs labels: give \\(inputs, labels\\) batches"
         ):
@@ -250,35 +256,25 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
 # ---- statistics: random patches, stochastic greedy, curves ---------------------------------------
 
 
-def ranker_of(net: Net, group: str, data: slow.Data, **choices: object) -> Ranker:
+def view_of(net: Net, group: str, data: slow.Data, target: Target | None = None) -> View:
     model = net.build()
     calibration = Calibration.of(model, batches(data, model, None))
-    for ranker in rankers(
-        calibration, calibration.structure.inner(), METHODS["asym-in-change"], **choices
-    ):
-        if ranker.group.name == group:
-            assert ranker.statistics  # computed here, before the run moves on
-            return ranker
-    raise KeyError(group)
+    return next(v for v in views(setting_of(calibration), target) if v.group.name == group)
 
 
 def test_random_patches_are_patches_and_the_same_for_inputs_and_targets() -> None:
     data = PLAIN.data(2, 5)
-    ranker = ranker_of(PLAIN, "conv1", data, patches="random")
-    (sampled,) = ranker.statistics
+    (sampled,) = view_of(PLAIN, "conv1", data, Layer(patches="random")).statistics
     assert sampled.rows == 10 * 4  # a map of 2 × 2 has fewer places than the kernel
-    torch.testing.assert_close(sampled.gram, ranker_of(PLAIN, "conv1", data).statistics[0].gram)
+    torch.testing.assert_close(sampled.gram, view_of(PLAIN, "conv1", data).statistics[0].gram)
     fork = NETS["fork"]
-    plain = ranker_of(fork, "conv", fork.data(2, 5), patches="random")
+    plain = view_of(fork, "conv", fork.data(2, 5), Layer(patches="random"))
     gate, body = plain.statistics
     assert gate.rows == 10  # one patch of each image: a 1 × 1 kernel
     assert body.rows == 10 * 9
-    for form in ("layer", "asymmetric"):
-        ranker = ranker_of(fork, "conv", fork.data(2, 5), patches="random")
-        ranker.form = form
-        del ranker.__dict__["statistics"]
-        weights = ranker.weights()
-        for s, w in zip(ranker.statistics, weights, strict=True):
+    for target in (Layer(patches="random"), Asymmetric(patches="random")):
+        view = view_of(fork, "conv", fork.data(2, 5), target)
+        for s, w in zip(view.statistics, view.weights(), strict=True):
             torch.testing.assert_close(s.cross, s.gram @ w.flatten(1).T)
 
 
@@ -293,10 +289,9 @@ def test_stochastic_greedy_that_looks_everywhere_is_greedy(method: str) -> None:
 def test_curves_end_where_nothing_is_lost(method: str) -> None:
     model = PLAIN.build()
     calibration = Calibration.of(model, batches(PLAIN.data(2, 30), model, None))
-    pool = {"train_data": calibration} if METHODS[method].needs_train_data else {}
-    for name, curve in curves(
-        calibration, calibration.structure.inner(), METHODS[method], **pool
-    ).items():
+    pool = calibration if METHODS[method].selector.needs_pool else None
+    setting = setting_of(calibration, pool=pool)
+    for name, curve in curves(setting, recipe_of(method)).items():
         assert sorted(curve.order) == list(range(calibration.structure[name].n_units))
         assert curve.errors[0] == 1
         assert curve.errors[-1] < 1e-9

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from views import statistics_at
 
 import subprune
 from subprune.data.batches import batches
 from subprune.experiments.datasets import load
 from subprune.experiments.models import build, shipped_lenet
-from subprune.loop.ranking import in_order
+from subprune.loop.tour import in_order
 from subprune.program import parallel
-from subprune.statistics.calibrate import Calibration, group_statistics
+from subprune.statistics.calibration import Calibration
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_fused_runs_give_the_same_statistics() -> None:
         run = calibration.start()
         run.fuse = fuse
         run.advance(min(c.use.op for c in group.consumers))
-        found.append(group_statistics(group, "layer", run, run)[0][0].whole())
+        found.append(statistics_at(group, run)[0])
     fused, plain = found
     torch.testing.assert_close(
         fused.gram, plain.gram, rtol=1e-4, atol=1e-4 * float(plain.gram.diagonal().max())

@@ -10,14 +10,15 @@ import slow_methods as slow
 import torch
 from method_nets import NETS
 from torch import nn
+from views import setting_of, views
 
 import subprune
-from subprune.budget import by_sampling
-from subprune.budget.target import Rounding, Target
+from subprune.budget.goal import Limit, Rounding
+from subprune.budget.sampling import by_sampling
 from subprune.data.batches import batches
 from subprune.errors import BudgetError
-from subprune.loop.ranking import rankers, sensitivities
-from subprune.select.registry import METHODS, Ranker
+from subprune.loop.looks import sensitivities
+from subprune.select.selector import View
 from subprune.select.sensitivity import (
     DELTA,
     Sensitivity,
@@ -27,30 +28,30 @@ from subprune.select.sensitivity import (
     sampled,
     sensitivity,
 )
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 from subprune.structure.cost import CostModel
 
 
-def all_rankers(name: str) -> list[tuple[Ranker, Sensitivity]]:
+def all_views(name: str) -> list[tuple[View, Sensitivity]]:
     net = NETS[name]
     model = net.build()
     calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
     return [
-        (r, sensitivity(r))
-        for r in rankers(calibration, calibration.structure.inner(), METHODS["layer-sampling"])
+        (view, sensitivity(calibration, view.group, view.dense))
+        for view in views(setting_of(calibration))
     ]
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_sensitivities_equal_their_slow_twins(name: str) -> None:
     net = NETS[name]
-    for ranker, found in all_rankers(name):
-        expected = slow.sensitivities(net.build(), net.groups[ranker.group.name], net.data(2, 4))
+    for view, found in all_views(name):
+        expected = slow.sensitivities(net.build(), net.groups[view.group.name], net.data(2, 4))
         assert found.units.tolist() == pytest.approx(expected, abs=1.1e-6)
 
 
 def test_patches_and_kernel_positions_are_counted() -> None:
-    found = {r.group.name: s.sums for r, s in all_rankers("plain")}
+    found = {r.group.name: s.sums for r, s in all_views("plain")}
     assert found == {"conv1": (4 + 1) * 9, "conv2": 1 + 1, "fc1": 1 + 1}
 
 
@@ -84,7 +85,7 @@ def test_draws_end_when_units_can_never_be_drawn() -> None:
 
 
 def test_nothing_is_scaled_when_nothing_goes_and_factors_are_right_on_average() -> None:
-    for ranker, own in all_rankers("plain"):
+    for ranker, own in all_views("plain"):
         n, p = ranker.n_units, own.probabilities
         ranker.k = n
         scale = sampled(ranker).scale
@@ -119,12 +120,12 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
     calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
     groups = list(calibration.structure.inner())
     cost = CostModel(model, calibration.structure)
-    own = sensitivities(calibration, groups, METHODS["layer-sampling"])
-    target = Target("params", int(cost.params({}) / compression), "test")
+    own = sensitivities(setting_of(calibration, groups))
+    target = Limit("params", int(cost.params({}) / compression), "test")
     counts = by_sampling(groups, own, cost, target, Rounding())
-    assert cost.params(counts) <= target.limit
+    assert cost.params(counts) <= target.most
     assert all(
-        cost.params({**counts, g.name: counts[g.name] + 1}) > target.limit
+        cost.params({**counts, g.name: counts[g.name] + 1}) > target.most
         for g in groups
         if counts[g.name] < g.n_units
     )
@@ -142,7 +143,7 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
         }
 
     fitting = [at(10 ** (i / 50)) for i in range(-100, 450)]
-    best = next(c for c in fitting if cost.params(c) <= target.limit)
+    best = next(c for c in fitting if cost.params(c) <= target.most)
     assert all(counts[g] >= best[g] for g in counts)
 
 

@@ -23,7 +23,7 @@ from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
 from subprune import api, inspect, prune
-from subprune.budget import Rounding
+from subprune.budget.goal import Rounding
 from subprune.cut import check
 from subprune.cut.check import check_groups
 from subprune.cut.masking import mask
@@ -31,10 +31,11 @@ from subprune.cut.surgery import attempt, cut
 from subprune.cut.twin import TOLERANCE, match
 from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, StructureError
-from subprune.loop.walk import Decision, Walk
+from subprune.loop.walk import Walk
+from subprune.plan import GroupPlan
 from subprune.program.program import input_count
 from subprune.program.record import as_inputs
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 from subprune.structure import CostModel, Structure, find_groups
 from subprune.structure.build import owner
 
@@ -266,7 +267,7 @@ def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) 
 def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that ties the wrong positions: that group alone is refused, by name."""
     monkeypatch.setattr(
-        "subprune.statistics.calibrate.analyse", lambda p: wrong(find_analyse(p), "fc1")
+        "subprune.statistics.calibration.analyse", lambda p: wrong(find_analyse(p), "fc1")
     )
     model, _ = ZOO["lenet"].build()
     monkeypatch.setattr(
@@ -323,9 +324,13 @@ def test_rounding_of_finished_work_is_a_remark(between: Callable[[], nn.Module])
     model, x = IllConditioned(between()), torch.randn(64, 8)
     calibration = Calibration.of(model, batches(x, model))
     kept = pairs(calibration.structure)
-    decisions = {name: Decision(name, tuple(units), tuple(units)) for name, units in kept.items()}
+    plans = {
+        name: GroupPlan(name=name, kind="", units=0, kept=tuple(units), consumers=())
+        for name, units in kept.items()
+    }
     run_ = calibration.start()
-    small, _, remarks = api._realise(calibration, Walk(decisions, run_.tensors, run_))
+    walk = Walk(groups=plans, tensors=run_.tensors, dense=run_)
+    small, _, remarks = api._realise(calibration, walk)
     assert isinstance(remarks, list)
     assert "from rounding alone" in remarks[0]
     assert small.get_submodule("fc1").out_features == len(kept["fc1"])

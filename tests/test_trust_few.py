@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from zoo_odd import Massive
 
 import subprune
-from subprune.budget import Rounding, Target
 from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
-from subprune.budget.rules import by_knapsack
+from subprune.budget.goal import Limit, Rounding
+from subprune.budget.knapsack import by_knapsack
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
 from subprune.experiments.datasets import load
 from subprune.experiments.models import shipped_lenet
-from subprune.fit.least_squares import solve
-from subprune.fit.ridge import FOLDS, STRENGTHS, fit
+from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
+from subprune.fit.solver import solve
 from subprune.select.greedy import KeepOrder
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Accumulator, Statistics, clipped
@@ -97,7 +97,7 @@ def test_ridge_is_least_squares_with_more_rows(strength: float, kept: tuple[int,
 def test_no_ridge_is_the_plain_fit() -> None:
     folds, _ = parts()
     old = torch.ones(9, 2, dtype=torch.float64)
-    plain, none = solve(folds.whole(), (0, 2)), fit(folds, folds.whole(), (0, 2), old, 0.0)
+    plain, none = solve(folds.whole(), (0, 2)), cross_fit(folds, folds.whole(), (0, 2), old, (0.0,))
     assert torch.equal(plain.weight, none.weight)
     assert none.ridge == 0
 
@@ -116,7 +116,7 @@ def test_the_strength_is_the_one_that_held_out_rows_prefer(noise: float) -> None
             weight = ridge_by_hand(b[:, columns], y, old[columns], strength)
             total += float((pieces[f][1] - pieces[f][0][:, columns] @ weight).square().sum())
         left.append(total / sum(float(p[1].square().sum()) for p in pieces))
-    own = fit(folds, folds.whole(), kept, old, None)
+    own = cross_fit(folds, folds.whole(), kept, old, STRENGTHS)
     assert own.held_out == pytest.approx(left[STRENGTHS.index(own.ridge)], rel=1e-6)
     # the search looks at neighbours of one fold's best only
     assert own.held_out <= 1.02 * min(left)
@@ -137,7 +137,7 @@ def test_weights_do_not_explode() -> None:
     units = torch.arange(16)
     folds = FoldedStatistics([gathered(b[f::4], y[f::4], units) for f in range(4)])
     old = torch.full((16, 1), 1 / 16, dtype=torch.float64)
-    plain, drawn = (fit(folds, folds.whole(), range(12), old, r) for r in (0.0, None))
+    plain, drawn = (cross_fit(folds, folds.whole(), range(12), old, r) for r in ((0.0,), STRENGTHS))
     assert plain.growth > 100
     assert drawn.growth < 0.25 * plain.growth
     assert drawn.held_out < plain.held_out
@@ -154,7 +154,9 @@ def test_a_column_that_is_hardly_ever_active_keeps_its_weight() -> None:
     )
     folds = FoldedStatistics([gathered(b[f::4], y[f::4], torch.arange(4)) for f in range(4)])
     old = torch.ones(4, 1, dtype=torch.float64)
-    plain, drawn = (fit(folds, folds.whole(), range(4), old, r).weight for r in (0.0, None))
+    plain, drawn = (
+        cross_fit(folds, folds.whole(), range(4), old, r).weight for r in ((0.0,), STRENGTHS)
+    )
     assert float(plain[3].abs()) > 10
     assert float(drawn[3]) == pytest.approx(1.0, abs=0.05)
 
@@ -325,8 +327,8 @@ def test_large_weights_are_remarked_on() -> None:
         ({"ridge": float("nan")}, "ridge must be None"),
         ({"folds": 0}, "folds must be a whole number"),
         ({"folds": 2.5}, "folds must be a whole number"),
-        ({"ridge": 0.1, "reweight": False}, "reweight=False fits none"),
-        ({"folds": 4, "reweight": False}, "reweight=False fits none"),
+        ({"ridge": 0.1, "reweight": False}, "has no effect with fit 'keep'"),
+        ({"folds": 4, "reweight": False}, "has no effect with fit 'keep'"),
     ],
 )
 def test_wrong_choices_are_refused(options: dict[str, Any], words: str) -> None:
@@ -364,7 +366,7 @@ def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None
     flat = curve([1 - k / 40 for k in range(41)])
     curves = {g.name: peaked if i == 0 else flat for i, g in enumerate(groups)}
     cost = CostModel(model, structure)
-    target = Target("params", int(share * cost.params({})), f"params={share:.0%}")
+    target = Limit("params", int(share * cost.params({})), f"params={share:.0%}")
     counts = by_balance(groups, curves, cost, target, Rounding())
     even = even_share(groups, cost, target, Rounding())
     assert all(counts[g.name] >= int(LEAST_SHARE * even[g.name]) for g in groups)
@@ -416,6 +418,6 @@ def test_three_heads_are_not_the_first_to_lose_one() -> None:
     groups = [g for g in structure.groups if g.n_units in (3, 200)]
     curves = {g.name: curve([1 - k / g.n_units for k in range(g.n_units + 1)]) for g in groups}
     cost = CostModel(model, structure)
-    target = Target("params", int(0.8 * cost.params({})), "params=80%")
+    target = Limit("params", int(0.8 * cost.params({})), "params=80%")
     counts = by_balance(groups, curves, cost, target, Rounding())
     assert counts[groups[0].name] == 3

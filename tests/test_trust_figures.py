@@ -4,8 +4,10 @@ whole seconds.
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +18,12 @@ import pytest
 import torch
 from run_cli import Run, runner
 from torch import Tensor, nn
+from views import recipe_of, setting_of
 from zoo import ZOO
 
 import subprune
-from subprune.budget import accuracy_curves
-from subprune.budget.latency import LatencyTarget
+from subprune.budget.accuracy import accuracy_curves
+from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
@@ -28,12 +31,12 @@ from subprune.measure.answers import read, read_program
 from subprune.measure.compare import Comparison, compare
 from subprune.measure.figures import Latency, accuracy, count_flops
 from subprune.measure.stopwatch import Stopwatch
+from subprune.methods import find_method
 from subprune.program.record import record
 from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
 from subprune.report import Report
-from subprune.select.presets import find_method
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 
@@ -493,10 +496,8 @@ def test_budgets_by_agreement_count_pixels() -> None:
         torch.randn(30, 3, 6, 4),
     )
     calibration = Calibration.of(model, batches(x, model))
-    groups, method = calibration.structure.inner(), find_method("layer-in-change")
-    found = accuracy_curves(
-        calibration, calibration, groups, method, labels=False, fractions=(0.25, 0.5, 1.0)
-    )
+    setting, recipe = setting_of(calibration), recipe_of("layer-in-change")
+    found = accuracy_curves(setting, recipe, calibration, labels=False, fractions=(0.25, 0.5, 1.0))
     for k, value in zip(found["0"].counts, found["0"].values, strict=True):
         report = subprune.prune(
             model, x, budgets={"0": k}, method="layer-in-change", **QUIET
@@ -507,7 +508,7 @@ def test_budgets_by_agreement_count_pixels() -> None:
     verification = calibration.on([replace(b, labels=labels) for b in calibration.batches])
     with torch.no_grad():
         right = (model(x).argmax(1) == labels)[:, 1:].float().mean()
-    found = accuracy_curves(calibration, verification, groups, method, fractions=(1.0,))
+    found = accuracy_curves(setting, recipe, verification, fractions=(1.0,))
     assert found["0"].values[-1] == pytest.approx(float(right), abs=1e-6)
     assert accuracy(model, verification.batches) == pytest.approx(float(right), abs=1e-6)
 
@@ -571,7 +572,7 @@ def test_no_verdict_where_the_spreads_overlap(
 
 
 def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
-    target, dense = LatencyTarget("50%"), Latency(10.0, 9.0, 11.0, 40)
+    target, dense = LatencyGoal("50%"), Latency(10.0, 9.0, 11.0, 40)
     assert target.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith(
         "target met: latency='50%' allows"
     )
@@ -582,9 +583,7 @@ def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
         Latency(4.0, 3.0, 4.6, 40),
     ):
         assert target.verdict(dense, small).startswith("target within the noise: ")
-    assert (
-        LatencyTarget(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
-    )
+    assert LatencyGoal(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
 
 
 # ---- seconds and progress ------------------------------------------------------------------------
@@ -765,8 +764,8 @@ def test_guarantees_are_about_the_selection_made(
     pictures: tuple[nn.Module, Tensor], method: str, patches: str
 ) -> None:
     result = subprune.prune(*pictures, keep=0.5, method=method, patches=patches, seed=3, **QUIET)
-    counts, form = result.plan.counts, find_method(method).form
-    same = {"form": form, "budgets": counts, "seed": 3, "patches": patches, "progress": False}
+    counts, form = result.plan.counts, find_method(method).target.name
+    same = {"target": form, "budgets": counts, "seed": 3, "patches": patches, "progress": False}
     steps: list[Step] = []
     proven = guarantees(*pictures, **{**same, "progress": steps.append})
     assert [s.done for s in steps] == [0, 1, 2, 3, 4]
@@ -786,22 +785,21 @@ def test_guarantees_are_about_the_selection_made(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "why"),
     [
-        {"batchnorm": "recalibrate"},
-        {"batchnorm": "sequential"},
-        {"epsilon": 0.3},
-        {"reweight": False},
-        {"method": "layer-weight-norm"},
+        ({"batchnorm": "recalibrate"}, "batchnorm='recalibrate'"),
+        ({"batchnorm": "sequential"}, "batchnorm='sequential'"),
+        ({"epsilon": 0.3}, "units are chosen by Greedy(epsilon=0.3)"),
+        ({"reweight": False}, "weights are left to Keep()"),
+        ({"method": "layer-weight-norm"}, "units are chosen by WeightNorm(mean=False)"),
     ],
     ids=str,
 )
 def test_bounds_are_refused_for_what_was_not_selected_that_way(
-    pictures: tuple[nn.Module, Tensor], options: dict[str, Any]
+    pictures: tuple[nn.Module, Tensor], options: dict[str, Any], why: str
 ) -> None:
     result = subprune.prune(*pictures, keep=0.5, **options, **QUIET)
-    proven = guarantees(*pictures, form="asymmetric", budgets=result.plan.counts, progress=False)
-    name, value = next(iter(options.items()))
-    with pytest.raises(OptionError, match=f"bounds are proven for plain greedy .*{name}={value!r}"):
+    proven = guarantees(*pictures, target="asymmetric", budgets=result.plan.counts, progress=False)
+    with pytest.raises(OptionError, match=f"bounds are proven for plain greedy .*{re.escape(why)}"):
         result.with_guarantees(proven)
-    assert f"{name}=" in result.report.to_html()
+    assert html.escape(why) in result.report.to_html()

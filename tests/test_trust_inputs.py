@@ -580,8 +580,8 @@ def test_what_cannot_be_copied_is_named(place: str) -> None:
 
 WRONG_METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     "form": (
-        lambda: subprune.method("new", form="asymetric")(len),
-        r"form='asymetric': did you mean 'asymmetric'",
+        lambda: subprune.method("new", target="asymetric")(len),
+        r"target='asymetric': did you mean 'asymmetric'",
     ),
     "rule": (
         lambda: subprune.method("new", allocate="scores")(len),
@@ -589,7 +589,7 @@ WRONG_METHODS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no function": (
         lambda: subprune.method("new")("order"),
-        "must be a function of a Ranker, got 'order'",
+        "must be a function of a View, got 'order'",
     ),
     "no name": (
         lambda: subprune.method(len),

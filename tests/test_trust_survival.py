@@ -441,7 +441,7 @@ def test_threads_are_as_many_as_before(
         with pytest.raises(error):
             parallel.each(lambda fail: fail(), [raising(error), raising(error)])
         before = picture(model, x)
-        monkeypatch.setattr("subprune.loop.walk._decide", raising(error))
+        monkeypatch.setattr("subprune.select.input_change.greedy", raising(error))
         with pytest.raises(error):
             subprune.prune(model, x, keep=0.5, method="layer-in-change", progress=False)
     assert (torch.get_num_threads(), threads_of_new_threads()) == (2, 2)

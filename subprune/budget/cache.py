@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_flatten
 
 from subprune.errors import DataError
 from subprune.io.files import write_atomic
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 
 __all__ = ["Cache", "fingerprint"]
 
-VERSION = 1
+VERSION = 2
 
 
 def fingerprint(*parts: Any) -> str:

@@ -9,24 +9,20 @@ one that was lucky.
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import nn
 
-from subprune.budget.allocate import LATENCY_STEPS, Demand, allocate
-from subprune.budget.target import Counts, amount
+from subprune.budget.demand import LATENCY_STEPS, Demand
+from subprune.budget.goal import Counts, Goal, amount
 from subprune.cut.masking import keep_mask
 from subprune.cut.surgery import cut_in_place, duplicate
 from subprune.cut.twin import first_line
 from subprune.errors import BudgetError
 from subprune.measure.figures import Latency, side_by_side
 
-__all__ = ["LatencyTarget", "by_latency"]
+__all__ = ["LatencyGoal", "by_latency"]
 
 TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once more
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
@@ -37,7 +33,7 @@ Timer = Callable[[Counts, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class LatencyTarget:
+class LatencyGoal:
     """What was asked for: a share of the dense model's latency, or milliseconds."""
 
     asked: str | float
@@ -64,65 +60,48 @@ class LatencyTarget:
         return f"target within the noise: {said}, and {spread}; ask for less to be sure"
 
 
-def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
-    """Search the share of FLOPs that meets the latency; `asked` is a share or milliseconds for the
-    first batch.
-    """
-    with _remembering(demand, name) as remembering:
-        return _search(remembering, name, LatencyTarget(asked), _timer(demand))
+def by_latency(demand: Demand) -> Counts:
+    """Search the share of FLOPs that meets the latency asked for."""
+    assert demand.goal.latency is not None
+    return _search(demand, LatencyGoal(demand.goal.latency), _timer(demand))
 
 
-def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
-    smallest = {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
+def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
+    smallest = demand.smallest()
     demand.say("timing the smallest widths")
-    _check(target, *timed(smallest, _REPEATS))
+    _check(goal, *timed(smallest, _REPEATS))
     low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
         share = (low + high) / 2
-        counts = _at(demand, name, share)
+        counts = _at(demand, share)
         demand.say(f"timing {share:.0%} of the FLOPs")
-        if target.met(*timed(counts, _REPEATS), margin=_MARGIN):
+        if goal.met(*timed(counts, _REPEATS), margin=_MARGIN):
             fitting.append(counts)
             low = share
         else:
             high = share
     while len(fitting) > 1:
         demand.say("timing the chosen widths again")
-        if target.met(*timed(fitting[-1], _CONFIRM_REPEATS)):
+        if goal.met(*timed(fitting[-1], _CONFIRM_REPEATS)):
             return fitting[-1]
         fitting.pop()
-    _check(target, *timed(smallest, _CONFIRM_REPEATS))
+    _check(goal, *timed(smallest, _CONFIRM_REPEATS))
     return smallest
 
 
-def _check(target: LatencyTarget, dense: float, small: float) -> None:
-    if not target.met(dense, small):
+def _check(goal: LatencyGoal, dense: float, small: float) -> None:
+    if not goal.met(dense, small):
         raise BudgetError(
-            f"latency={target.asked!r} cannot be reached: it allows {target.allowed(dense) * 1e3:.3g} ms a call, the "
+            f"latency={goal.asked!r} cannot be reached: it allows {goal.allowed(dense) * 1e3:.3g} ms a call, the "
             f"smallest widths take {small * 1e3:.3g} ms of {dense * 1e3:.3g} ms; the nearest feasible share is "
             f"{small / dense:.0%}"
         )
 
 
-@contextlib.contextmanager
-def _remembering(demand: Demand, name: str) -> Iterator[Demand]:
-    """Accuracy curves are measured once, not again for every candidate."""
-    if not name.startswith("equal-") or demand.cache is not None:
-        yield demand
-        return
-    with tempfile.TemporaryDirectory(prefix="subprune-") as folder:
-        yield replace(demand, cache=Path(folder))
-
-
-def _at(demand: Demand, name: str, share: float) -> Counts:
-    """Counts for a share of the FLOPs; the copy shares the curves that were computed already."""
-    part = copy.copy(demand)
-    part.__dict__.pop("target", None)
-    part.flops = f"{100 * share:.6f}%"
-    counts = allocate(part, name)
-    demand.__dict__.update({k: v for k, v in part.__dict__.items() if k.endswith("_curves")})
-    return counts
+def _at(demand: Demand, share: float) -> Counts:
+    """Counts for a share of the FLOPs; curves that were computed already are remembered."""
+    return replace(demand, goal=Goal(flops=f"{100 * share:.6f}%")).shared_out()
 
 
 def _timer(demand: Demand) -> Timer:

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-from subprune.budget.target import Counts, Rounding, Target, fill
+from subprune.budget.demand import Allocator, Demand
+from subprune.budget.goal import Counts, Limit, Rounding, fill
+from subprune.loop.looks import sensitivities
 from subprune.select.sensitivity import DELTA, Sensitivity, distinct
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["by_sampling"]
+__all__ = ["SampleSize", "by_sampling"]
 
 _RANGE = (-9.0, 9.0)  # of log10 of the error
 _STEPS = 60
+
+
+@dataclass(frozen=True)
+class SampleSize(Allocator):
+    """The expected number of different units in a sample of sensitivity sampling."""
+
+    name: ClassVar[str] = "sampling"
+    looks_at: ClassVar[str] = "sensitivities"
+
+    def counts(self, demand: Demand) -> Counts:
+        own = demand.remember(
+            "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
+        )
+        return by_sampling(demand.groups, own, demand.cost, demand.limit, demand.rounding)
 
 
 def by_sampling(
     groups: Sequence[Group],
     sensitivities: Mapping[str, Sensitivity],
     cost: CostModel,
-    target: Target,
+    limit: Limit,
     rounding: Rounding,
     delta: float = DELTA,
 ) -> Counts:
@@ -39,12 +57,12 @@ def by_sampling(
         }
 
     low, high = _RANGE  # the largest model and the smallest
-    target.check(cost, at(high))
-    if target.fits(cost, at(low)):
+    limit.check(cost, at(high))
+    if limit.fits(cost, at(low)):
         high = low
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if target.fits(cost, at(middle)) else (middle, high)
+        low, high = (low, middle) if limit.fits(cost, at(middle)) else (middle, high)
     return fill(
-        at(high), groups, cost, target, rounding, lambda g, k: (expected(g, low) - k) / g.n_units
+        at(high), groups, cost, limit, rounding, lambda g, k: (expected(g, low) - k) / g.n_units
     )

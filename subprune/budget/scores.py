@@ -3,34 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from subprune.budget.rules import check_fraction
-from subprune.budget.target import Counts, Rounding, Target, fill, largest
+from subprune.budget.demand import Allocator, Demand
+from subprune.budget.explicit import check_fraction
+from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
+from subprune.loop.looks import comparable_scores
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["by_score", "top_fraction"]
+__all__ = ["Score", "by_score", "top_fraction"]
+
+
+@dataclass(frozen=True)
+class Score(Allocator):
+    """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm,
+    random.
+    """
+
+    name: ClassVar[str] = "score"
+    looks_at: ClassVar[str] = "the method's scores"
+    pools_units: ClassVar[bool] = True
+
+    def counts(self, demand: Demand) -> Counts:
+        scores = demand.remember(
+            "scores", lambda: comparable_scores(demand.setting, demand.recipe, tick=demand.tick)
+        )
+        if demand.goal.keep is not None:
+            return top_fraction(demand.groups, scores, demand.goal.keep, demand.rounding)
+        return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)
 
 
 def by_score(
     groups: Sequence[Group],
     scores: Mapping[str, Tensor],
     cost: CostModel,
-    target: Target,
+    limit: Limit,
     rounding: Rounding,
 ) -> Counts:
     """The units with the highest scores, as many as the target allows; at least one in every group."""
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
-    counts = largest(
-        [float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, target
-    )
-    return fill(counts, groups, cost, target, rounding, lambda g, k: float(falling[g.name][k]))
+    counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)
+    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(falling[g.name][k]))
 
 
 def top_fraction(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +21,10 @@ from subprune.forecast import Forecast
 from subprune.io.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
-from subprune.plan import unprovable
+from subprune.methods import find_method
+from subprune.options import Options
 from subprune.progress import progress_bar
 from subprune.result import Result
-from subprune.select.presets import find_method
 
 __all__ = ["register"]
 
@@ -190,7 +190,8 @@ def prune(
             say(text)
         _show_forecast(run(net, inputs, dry_run=True, progress=shown, **options), json)
         return
-    why = unprovable(method, options)
+    known = {f.name for f in fields(Options)}
+    why = Options(**{name: x for name, x in options.items() if name in known}).unbounded
     if guarantees and why:
         raise OptionError(f"--guarantees: {why}")
     _check_output(output)
@@ -261,7 +262,7 @@ def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | N
         proven = guarantees(
             net,
             load_data(choice),
-            form=find_method(plan.method).form,
+            target=find_method(plan.method).target.name,
             budgets=plan.counts,
             progress=progress,
             **same,

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.budget import RULES, Demand, Rounding, Target, allocate
+from subprune.budget.allocators import ALLOCATORS
+from subprune.budget.demand import Demand
+from subprune.budget.goal import Goal, Limit
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.experiments.datasets import Images, calibration_batches, load, split_verification
@@ -28,11 +30,14 @@ from subprune.experiments.grid import DENSE, EQUAL, Cell, Job
 from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.experiments.store import Outcome
 from subprune.experiments.training import count_correct, finetune_recipe, fit
-from subprune.loop.ranking import in_order
+from subprune.fit.keep import Keep
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import in_order
 from subprune.measure import figures as measure
-from subprune.select.presets import find_method
+from subprune.methods import find_method
+from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import recalibrate
-from subprune.statistics.calibrate import Calibration
+from subprune.statistics.calibration import Calibration
 from subprune.structure import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
@@ -187,7 +192,7 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
         train_data=pool,
         seed=cell.seed,
         batchnorm=cell.batchnorm,
-        ridge=0,
+        ridge=0 if cell.reweight else None,
         n_samples=None,
         time_calls=False,
         progress=False,
@@ -201,28 +206,29 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     }
 
 
-class _UnitTarget(Target):
+class _UnitLimit(Limit):
     """A limit on the units of all groups together."""
 
     def size(self, cost: CostModel, counts: Any) -> int:
         return sum(counts.values())
 
     def check(self, cost: CostModel, smallest: Any) -> None:
-        if sum(smallest.values()) > self.limit:
+        if sum(smallest.values()) > self.most:
             raise BudgetError(
-                f"{self.asked} allows {self.limit} units, fewer than one for each of {len(smallest)} groups"
+                f"{self.asked} allows {self.most} units, fewer than one for each of "
+                f"{len(smallest)} groups"
             )
 
 
-class _UnitDemand(Demand):
-    """A share of all units together, handed out by the rule."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _UnitShare(Goal):
+    """A share of all units together, handed out by the allocator."""
 
+    units: int = 0
     share: float = 1.0
 
-    @property
-    def target(self) -> Target:
-        units = sum(g.n_units for g in self.groups)
-        return _UnitTarget("units", int(self.share * units + 1e-9), f"keep={self.share:g}")
+    def limit(self, cost: CostModel, inputs: int) -> Limit:
+        return _UnitLimit("units", int(self.share * self.units + 1e-9), f"keep={self.share:g}")
 
 
 def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
@@ -231,15 +237,16 @@ def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
         cell, value=1.0, batchnorm="keep", method=cell.curves or cell.method
     )
     demand = _demand(common, context, stage)
-    demand.__dict__.pop("target", None)  # of the last value; curves stay
-    if isinstance(demand, _UnitDemand):
-        demand.share = cell.value
-        return RULES[cell.rule](demand)
-    if cell.target == "keep":
-        demand.keep = cell.value
-    else:
-        demand.compression = cell.value
-    return allocate(demand, cell.rule)
+    return dataclasses.replace(demand, goal=_goal(cell, demand)).shared_out()
+
+
+def _goal(cell: Cell, demand: Demand) -> Goal:
+    """The cell's own; the demand's curves serve the goals of all cells."""
+    if cell.target != "keep":
+        return Goal(compression=cell.value)
+    if cell.rule in ("uniform", "score"):
+        return Goal(keep=cell.value)
+    return _UnitShare(units=sum(g.n_units for g in demand.groups), share=cell.value)
 
 
 @functools.lru_cache(maxsize=1)
@@ -256,25 +263,24 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
         )
     pool = _pool(cell, context)
     own = None if pool is None else calibration.on(batches(pool, model, None))
-    pooled = cell.target == "keep" and cell.rule not in ("uniform", "score")
-    return (_UnitDemand if pooled else Demand)(
-        calibration=calibration,
-        groups=in_order(
-            choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)
-        ),
-        method=find_method(cell.method),
-        rounding=Rounding(1),
-        reweight=cell.reweight,
-        choices={"seed": cell.seed, "epsilon": None, "patches": "all", "train_data": own},
+    groups = choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)
+    row = find_method(cell.method)
+    fit = row.fit.plain() if cell.reweight else Keep()
+    return Demand(
+        setting=Setting(calibration, tuple(in_order(groups)), cell.seed, own),
+        recipe=Recipe(row.target, row.selector, fit, row.name),
+        goal=Goal(compression=1.0),
+        allocator=ALLOCATORS[cell.rule],
+        cost=CostModel(model, calibration.structure),
         verification=verify,
         cache=None if context.cache is None else Path(context.cache),
-        tick=lambda _, group: stage(f"curve of {group.name}"),
+        tick=lambda group: stage(f"curve of {group.name}"),
     )
 
 
 def _pool(cell: Cell, context: Context) -> tuple[Tensor, Tensor] | None:
     """All training images, for a method that draws from them."""
-    if not find_method(cell.method).needs_train_data:
+    if not find_method(cell.method).selector.needs_pool:
         return None
     train = _images(cell.dataset, "train", context.data_dir)
     return train.inputs(), train.labels

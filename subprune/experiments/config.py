@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from subprune.budget import RULES
+from subprune.budget.allocators import ALLOCATORS
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments.datasets import dataset_names
 from subprune.experiments.models import model_names
 from subprune.experiments.training import recipe_names
-from subprune.select.presets import METHODS, find_method
+from subprune.methods import METHODS, find_method
 from subprune.statistics.batchnorm import BATCHNORM
 
 if sys.version_info >= (3, 11):
@@ -106,7 +106,7 @@ class Config:
             )
         _one_of("dataset", [self.dataset], dataset_names())
         _one_of("target", [self.target], TARGETS)
-        _one_of("layerwise", [self.layerwise], RULES)
+        _one_of("layerwise", [self.layerwise], ALLOCATORS)
         _one_of("batchnorm", self.batchnorm, BATCHNORM)
         _one_of("finetune", self.finetune, FINETUNE)
         if set(self.finetune) != {"none"}:

@@ -59,6 +59,7 @@ class Work:
 class Fit(ABC):
     """Gives the consumers of a group their weights once the kept units are known."""
 
+    role: ClassVar[str] = "fit"
     name: ClassVar[str]
     needs_statistics: ClassVar[bool] = True
 

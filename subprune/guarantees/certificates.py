@@ -18,27 +18,32 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from subprune import budget
+from subprune.budget.explicit import explicit, fraction
+from subprune.budget.goal import Rounding
 from subprune.cut.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
 from subprune.errors import OptionError, closest
-from subprune.fit.ridge import fold_count
+from subprune.fit.fits import FITS
 from subprune.guarantees import bounds
-from subprune.loop.ranking import curves, in_order
+from subprune.loop.looks import looks
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import in_order
+from subprune.loop.visits import Visit
 from subprune.loop.walk import walk
+from subprune.methods import DEFAULT_FIT, tuned
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import Step, progress_bar
 from subprune.select.greedy import KeepOrder, greedy
-from subprune.select.presets import Method, Ranker
-from subprune.statistics.calibrate import FORMS, Calibration
+from subprune.select.input_change import Greedy
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
 from subprune.statistics.statistics import Statistics
+from subprune.statistics.targets import PATCHES, TARGETS, Patches
 from subprune.structure import Group
 from subprune.structure.choose import choose_groups
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
-
-PATCHES = ("all", "random")
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
 class Guarantees:
     """One entry per group; prints as a table."""
 
-    form: str
+    target: str  # what layers should give: "layer", "sequential" or "asymmetric"
     patches: str
     samples: int
     groups: tuple[GroupGuarantee, ...]
@@ -211,7 +216,9 @@ class Guarantees:
 
     def table(self) -> Table:
         """Ranks and ratios, group by group."""
-        head = f"guarantees of the {self.form} form, {self.patches} patches, {self.samples} inputs"
+        head = (
+            f"guarantees of the {self.target} target, {self.patches} patches, {self.samples} inputs"
+        )
         table = Table(title=head, title_justify="left")
         table.add_column("group")
         for name in (
@@ -274,12 +281,12 @@ def guarantees(
     model: nn.Module,
     data: Any,
     *,
-    form: str = "layer",
+    target: str = "layer",
     keep: float | Sequence[float] = (0.25, 0.5, 0.75),
     budgets: Mapping[str, int] | None = None,
     only: Any = None,
     ignore: Any = None,
-    patches: str = "all",
+    patches: Patches = "all",
     ridge: float | None = None,
     folds: int | None = None,
     n_samples: int | None = 512,
@@ -292,82 +299,80 @@ def guarantees(
 
     `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are
     given for the shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual
-    streams too. ``form="layer"`` looks at the dense model; "sequential" and "asymmetric" prune
+    streams too. ``target="layer"`` looks at the dense model; "sequential" and "asymmetric" prune
     group after group on the way, and so need one share, or budgets. ``patches="random"`` sees each
     image at as many random patches as the kernel has positions, with the same `seed` at the same
     ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups before are
-    fitted where the form prunes on the way; the bounds themselves are about plain fits. `progress`
+    fitted where the target prunes on the way; the bounds themselves are about plain fits. `progress`
     is that of `prune`. Everything is computed in float64 on a copy; ``double=False`` leaves the
     model's own precision, with wider margins for rounding.
     """
     shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
-    _check(form, patches, shares, budgets)
+    _check(target, patches, shares, budgets)
     check_model(model)
     with progress_bar({"setup": 1, "bounds": 1}, progress) as tick:
         tick("bounds: recording the model")
         taken = batches(data, model, n_samples, forward=forward, seed=seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
-        # which also say where random patches are taken
-        parts = fold_count(folds, ridge, reweight=True)
+        recipe = _recipe(target, patches, ridge, folds)
         exact = model
         if double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
-        calibration = Calibration.of(exact, taken, parts)
+        calibration = Calibration.of(exact, taken, recipe.fit.parts)
         # only= may hold modules
         groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))
         wanted = _counts(groups, shares, budgets)
-        groups = [g for g in groups if g.name in wanted]
-        tick.plan(bounds=len(groups))
+        setting = Setting(calibration, tuple(g for g in groups if g.name in wanted), seed)
+        tick.plan(bounds=len(setting.groups))
         tick.enter("bounds")
-        proven = _look(calibration, groups, wanted, form, ridge, tick, seed=seed, patches=patches)
-    return Guarantees(form, patches, samples, proven, seed, seen, ridge)
+        proven = _look(setting, recipe, wanted, tick)
+    return Guarantees(target, patches, samples, proven, seed, seen, ridge)
 
 
 def _look(
-    calibration: Calibration,
-    groups: Sequence[Group],
+    setting: Setting,
+    recipe: Recipe,
     wanted: Mapping[str, tuple[int, ...]],
-    form: str,
-    ridge: float | None,
     tick: Callable[[str], None],
-    **choices: Any,
 ) -> tuple[GroupGuarantee, ...]:
     """Every group as the selection comes by; `wanted` are the numbers of units to look at."""
     proven: list[GroupGuarantee] = []
 
-    def look(ranker: Ranker) -> KeepOrder:
-        name = ranker.group.name
-        tick(f"bounds of {name}")
-        order = greedy(ranker.statistics, ranker.n_units)
-        proven.append(group_guarantee(name, ranker.statistics, ranker.n_units, wanted[name], order))
-        return order
+    def look(visit: Visit) -> None:
+        group, curve = visit.group, visit.ranking.curve
+        counts = wanted[group.name]
+        statistics = visit.gathered.statistics
+        proven.append(group_guarantee(group.name, statistics, group.n_units, counts, curve))
 
-    method = Method("guarantees", look, form)
-    if form == "layer":
-        curves(calibration, groups, method, **choices)
+    def step(group: Group) -> None:
+        tick(f"bounds of {group.name}")
+
+    if recipe.target.sees_pruned:
+        walk(setting, recipe, {n: k[0] for n, k in wanted.items()}, see=look, tick=step)
     else:
-        walk(
-            calibration,
-            groups,
-            method,
-            {n: k[0] for n, k in wanted.items()},
-            ridge=ridge,
-            **choices,
-        )
+        for visit in looks(setting, recipe, tick=step):
+            look(visit)
+            del visit
     return tuple(proven)
 
 
+def _recipe(target: str, patches: Patches, ridge: float | None, folds: int | None) -> Recipe:
+    """Plain greedy; folds also say where random patches are taken."""
+    fit = tuned(FITS[DEFAULT_FIT], ridge=ridge, folds=folds)
+    return Recipe(tuned(TARGETS[target], patches=patches), Greedy(), fit)
+
+
 def _check(
-    form: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None
+    target: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None
 ) -> None:
-    for name, value, allowed in (("form", form, FORMS), ("patches", patches, PATCHES)):
+    for name, value, allowed in (("target", target, TARGETS), ("patches", patches, PATCHES)):
         if value not in allowed:
             raise OptionError(
                 f"{name}={value!r}: {closest(str(value), allowed)}allowed are {', '.join(allowed)}"
             )
-    if form != "layer" and budgets is None and len(shares) != 1:
+    if target != "layer" and budgets is None and len(shares) != 1:
         raise OptionError(
-            f"form={form!r} prunes on the way: give one share, as in keep=0.5, or budgets="
+            f"target={target!r} prunes on the way: give one share, as in keep=0.5, or budgets="
         )
 
 
@@ -376,8 +381,8 @@ def _counts(
 ) -> dict[str, tuple[int, ...]]:
     """The numbers of units to look at, by group."""
     if budgets is not None:
-        return {name: (k,) for name, k in budget.explicit(groups, budgets).items()}
-    each = [budget.fraction(groups, share, budget.Rounding(1)) for share in shares]
+        return {name: (k,) for name, k in explicit(groups, budgets).items()}
+    each = [fraction(groups, share, Rounding(1)) for share in shares]
     return {g.name: tuple(sorted({counts[g.name] for counts in each})) for g in groups}
 
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from subprune.errors import OptionError
 from subprune.loop.recipe import Recipe
-from subprune.loop.tour import Tour
+from subprune.loop.tour import Tour, in_order
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.select.greedy import KeepOrder, follow
 from subprune.select.selector import Setting
-from subprune.select.sensitivity import Sensitivity, sensitivities
+from subprune.select.sensitivity import Sensitivity, sensitivity
 from subprune.structure import Group
 
-__all__ = ["comparable_scores", "curves", "looks", "sensitivity_of_all"]
+__all__ = ["comparable_scores", "curves", "looks", "sensitivities"]
 
 
 def looks(
@@ -24,14 +24,14 @@ def looks(
     *,
     groups: Sequence[Group] | None = None,
     clip: float | None = None,
-    errors: bool = True,
+    statistics: bool | None = None,
     tick: Tick = lambda group: None,
 ) -> Iterator[Visit]:
     """Visits to groups of the dense model, none of which is decided; None: to all."""
     chosen = setting.groups if groups is None else tuple(groups)
-    dense = recipe.on_dense(clip=clip, errors=errors)
+    dense = recipe.on_dense(clip)
     tour = Tour(setting.calibration, chosen, pruned=False, seed=setting.seed)
-    return visits(tour, chosen, dense, setting, tick=tick)
+    return visits(tour, chosen, dense, setting, statistics=statistics, tick=tick)
 
 
 def curves(
@@ -39,7 +39,7 @@ def curves(
 ) -> dict[str, KeepOrder]:
     """Keep orders and error curves; those of selectors without a curve are computed."""
     orders = {}
-    for visit in looks(setting, recipe, clip=clip, tick=tick):
+    for visit in looks(setting, recipe, clip=clip, statistics=True, tick=tick):
         orders[visit.group.name] = with_errors(visit)
         del visit
     return orders
@@ -57,7 +57,8 @@ def comparable_scores(
 ) -> dict[str, Tensor]:
     """Scores of all units that can be compared between groups."""
     scores: dict[str, Tensor] = {}
-    for visit in looks(setting, recipe, errors=False, tick=tick):
+    needed = recipe.selector.needs_statistics
+    for visit in looks(setting, recipe, statistics=needed, tick=tick):
         if visit.ranking.scores is None:
             raise OptionError(
                 "allocate='score' needs scores that can be compared between layers, and "
@@ -65,3 +66,13 @@ def comparable_scores(
             )
         scores[visit.group.name] = visit.ranking.scores
     return scores
+
+
+def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
+    """Sensitivities of all units."""
+    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    known = {}
+    for group in in_order(setting.groups):
+        tick(group)
+        known[group.name] = sensitivity(setting.calibration, group, tour.go_to(group).dense)
+    return known

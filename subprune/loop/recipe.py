@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from subprune.fit.fit import Fit
-from subprune.fit.keep import Keep
 from subprune.select.selector import Selector
 from subprune.statistics.targets import Layer, Target
 
@@ -31,15 +30,13 @@ class Recipe:
         return self.selector.needs_statistics or self.fit.needs_statistics
 
     @property
-    def bounded(self) -> bool:
-        """Whether the bounds of the paper speak of what it leaves."""
-        return self.selector.bounded and self.fit.bounded
+    def unbounded(self) -> str:
+        """Why the bounds of the paper do not speak of what it leaves; empty if they do."""
+        if not self.selector.bounded:
+            return f"units are chosen by {self.selector}"
+        return "" if self.fit.bounded else f"weights are left to {self.fit}"
 
-    def on_dense(self, *, clip: float | None = None, errors: bool = True) -> Recipe:
-        """The same for one look at every group of the dense model, with all its units ranked.
-
-        With `errors`, statistics are gathered whether or not the selector needs them.
-        """
+    def on_dense(self, clip: float | None = None) -> Recipe:
+        """The same for a look at the dense model alone, with all units of a group ranked."""
         target = Layer(patches=self.target.patches, clip=clip)
-        fit = self.fit.plain() if errors else Keep()
-        return replace(self, target=target, selector=self.selector.whole(), fit=fit)
+        return replace(self, target=target, selector=self.selector.whole(), fit=self.fit.plain())

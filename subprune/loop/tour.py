@@ -47,6 +47,7 @@ class Tour:
         folds = calibration.n_folds
         # Tensors of the model fitted without each fold; empty where nothing is held out.
         self.versions: list[Tensors] = [self.current.tensors] * folds if folds > 1 else []
+        self.rewritten: set[str] = set()  # tensors that fits replaced
         self._past_dense = Passage(self.dense, groups)
         self._past_current = Passage(self.current, groups)
         self._undecided = {g.name: g for g in groups}
@@ -75,11 +76,13 @@ class Tour:
     def apply(
         self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
     ) -> None:
-        """Take over the tensors of the model with the other units switched off, and its versions.
+        """Take over newly fitted tensors of the model and its versions; switch other units off.
 
         start: the pruned run before it saw how many units the group has, where anything does.
         """
-        self.current.tensors, *self.versions[:] = models
+        old = self.current.tensors
+        self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
+        self.current.tensors, *self.versions[:] = switched_off(group, kept, models)
         keep = keep_mask(group, kept)
         self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))
         if start is not None and self.pruned:

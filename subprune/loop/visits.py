@@ -48,21 +48,24 @@ def visits(
     setting: Setting,
     *,
     counts: Mapping[str, int] | None = None,
+    statistics: bool | None = None,
     tick: Tick = lambda group: None,
 ) -> Iterator[Visit]:
     """The groups in forward order. Each must be decided, or left, before the next is asked for.
 
-    counts: how many units will be kept, where that is known already.
+    counts: how many units will be kept, where that is known already. statistics: whether they are
+    gathered; None: where the recipe needs them.
     """
     recipe.selector.check(setting, recipe.who)
     ahead = not recipe.target.sees_pruned
+    gather = recipe.needs_statistics if statistics is None else statistics
     waiting: deque[_Pending] = deque()
     for group in in_order(groups):
         while waiting and _shares_reader(group, [w.group for w in waiting]):
             yield waiting.popleft().visit()
         tick(group)
         k = None if counts is None else counts[group.name]
-        waiting.append(_begun(tour, group, recipe, setting, k, waiting if ahead else None))
+        waiting.append(_begun(tour, group, recipe, setting, k, gather, waiting if ahead else None))
         while waiting and not (ahead and _room(waiting)):
             yield waiting.popleft().visit()
     while waiting:
@@ -97,6 +100,7 @@ def _begun(
     recipe: Recipe,
     setting: Setting,
     k: int | None,
+    gather: bool,
     others: Sequence[_Pending] | None,
 ) -> _Pending:
     """Go to a group, gather what is needed, and begin to rank it.
@@ -105,7 +109,7 @@ def _begun(
     """
     started = time.perf_counter()
     place = tour.go_to(group)
-    gathered = recipe.target.gather(place) if recipe.needs_statistics else Gathered()
+    gathered = recipe.target.gather(place) if gather else Gathered()
     selector = recipe.selector
     view = View(
         group=group,

@@ -32,6 +32,7 @@ class Walk:
     versions: list[Tensors] = field(default_factory=list)  # fitted without each fold
     # corrected operations of the masked model
     override: dict[int, Override] = field(default_factory=dict)
+    rewritten: frozenset[str] = frozenset()  # tensors that fits replaced
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
 
@@ -65,6 +66,7 @@ def walk(
         dense=tour.dense,
         versions=tour.versions,
         override=tour.current.override,
+        rewritten=frozenset(tour.rewritten),
         renewed=renewed,
     )
 
@@ -80,7 +82,7 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
         )
     kept = group.choice(order, k)
     before = {slot.tensor: tuple(tour.dense.tensors[slot.tensor].shape) for slot in group.slots}
-    models, figures = _pruned(visit, kept, recipe.fit, tour.models)
+    models, figures = _fitted(visit, kept, recipe.fit, tour.models)
     tour.apply(group, kept, models, visit.start)
     tour.skip_to(visit.gathered.passed)
     curve = visit.ranking.curve
@@ -105,10 +107,10 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     )
 
 
-def _pruned(
+def _fitted(
     visit: Visit, kept: tuple[int, ...], fit: Fit, models: Sequence[Tensors]
 ) -> tuple[list[Tensors], Figures]:
-    """Models with the other units switched off and new weights for what reads them."""
+    """Models with new weights for what reads the units that stay."""
     scale = visit.ranking.scale
     work = Work(
         group=visit.group,
@@ -116,9 +118,8 @@ def _pruned(
         gathered=visit.gathered,
         scale=None if scale is None else scale(len(kept)),
     )
-    fitted = [dict(tensors) for tensors in models]
-    figures = fit.apply(work, fitted)
-    return switched_off(visit.group, kept, fitted), figures
+    new = [dict(tensors) for tensors in models]
+    return new, fit.apply(work, new)
 
 
 def alone(
@@ -126,5 +127,6 @@ def alone(
 ) -> tuple[Tensors, dict[int, Override]]:
     """The dense model with only this group pruned, to k units: its tensors and overrides."""
     kept = visit.group.choice(visit.ranking.order, k)
-    (pruned,), _ = _pruned(visit, kept, fit, [tensors])
+    new, _ = _fitted(visit, kept, fit, [tensors])
+    (pruned,) = switched_off(visit.group, kept, new)
     return pruned, overrides(program, [(visit.group, keep_mask(visit.group, kept))])

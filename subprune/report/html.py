@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from subprune.plan import unprovable
 from subprune.report.svg import curve, network
 from subprune.report.terminal import (
     error_left,
@@ -222,7 +221,7 @@ def _curves(r: Report) -> str:
 def _guarantees(r: Report) -> str:
     if not r.guarantees:
         why = (
-            unprovable(r.plan.method, r.plan.options)
+            r.plan.unbounded
             or "They were not computed: --guarantees on the command line adds them."
         )
         return f'<h2>Guarantees</h2><p class="soft">{e(why)}</p>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from subprune.fit.ridge import FOLDS
+from subprune.fit.cross_fit import FOLDS
 from subprune.plan import Plan
 
 __all__ = ["fit_remarks"]

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from subprune.cut.masking import Override, keep_mask, overrides, zero
 from subprune.program.record import Op, Program
-from subprune.select.selector import Ranking, Selector, View
 from subprune.select.scores import input_units, label_loss
+from subprune.select.selector import Ranking, Selector, View
 from subprune.statistics.calibrate import (
     input_position,
     plain_output,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -109,6 +109,7 @@ def all_labels(calibration: Calibration, who: str = "this method") -> list[Tenso
 class Selector(ABC):
     """Ranks the units of one group, best first. What it needs stands beside it."""
 
+    role: ClassVar[str] = "selector"
     name: ClassVar[str]
     needs_labels: ClassVar[bool] = False  # of the calibration inputs
     needs_pool: ClassVar[bool] = False  # a labelled set to draw from
@@ -144,6 +145,11 @@ class Selector(ABC):
             if setting.pool is None:
                 raise OptionError(f"{who} draws batches from the training set: give train_data=")
             all_labels(setting.pool, f"train_data: {who}")
+        elif setting.pool is not None:
+            raise OptionError(
+                f"{who} makes no use of train_data, only those that draw from it do, such as "
+                "layer-greedy-fs-fd; omit it"
+            )
         if self.needs_labels:
             all_labels(setting.calibration, who)
 
@@ -152,9 +158,7 @@ def order_by(scores: Tensor) -> tuple[int, ...]:
     """Unit numbers by falling score; ties, up to rounding, go to the lowest number."""
     own = scores.detach().double().cpu()
     if not bool(torch.isfinite(own).all()):
-        raise DataError(
-            f"scores of units must be finite, got {own[~own.isfinite()][:3].tolist()}"
-        )
+        raise DataError(f"scores of units must be finite, got {own[~own.isfinite()][:3].tolist()}")
     top = float(own.abs().max()) if len(own) else 0.0
     rounded = (own / top * 1e10).round() if top > 0 else own
     return tuple(rounded.sort(descending=True, stable=True).indices.tolist())
@@ -169,7 +173,7 @@ class Function(Selector):
     """A user's own function of a view, as a selector."""
 
     name: ClassVar[str] = "function"
-    function: Callable[[View], Answer]
+    function: Callable[[View], Answer] = field(repr=False)
     labels: bool = False
     pool: bool = False
     runs: bool = True

@@ -18,9 +18,21 @@ from torch import Tensor
 
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.calibrate import Trace, consumer_weight, reader
+from subprune.statistics.calibration import Calibration
 from subprune.statistics.patches import MAX_BYTES, conv_rows
+from subprune.statistics.runs import Run
+from subprune.structure import Group
 
-__all__ = ["DELTA", "Sampling", "Sensitivity", "distinct", "draws_for", "max_shares", "sampled", "sensitivity"]
+__all__ = [
+    "DELTA",
+    "Sampling",
+    "Sensitivity",
+    "distinct",
+    "draws_for",
+    "max_shares",
+    "sampled",
+    "sensitivity",
+]
 
 DELTA = 1e-12
 """Allowed probability of failure: 1e-12 in the paper's MNIST experiments, 1e-16 on CIFAR-10."""
@@ -98,7 +110,8 @@ def sampled(view: View) -> Ranking:
     not known, units come in the order of their first draw, and that factor is the inverse of the
     chance to be drawn.
     """
-    p, n, k = sensitivity(view).probabilities, view.n_units, view.k
+    own = sensitivity(view.setting.calibration, view.group, view.dense)
+    p, n, k = own.probabilities, view.n_units, view.k
     rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=view.generator)))
     if k is None:
         waits = torch.from_numpy(rng.exponential(size=n)) / p  # infinite where p is zero
@@ -125,18 +138,20 @@ def _factors(x: Tensor) -> Tensor:
 # ---- sensitivity ---------------------------------------------------------------------------------
 
 
-def sensitivity(view: View) -> Sensitivity:
-    """Sensitivities of the group's units in the dense model; computed once."""
-    cache = view.setting.calibration.cache
-    key = f"sensitivity {view.group.name}"
+def sensitivity(calibration: Calibration, group: Group, dense: Run) -> Sensitivity:
+    """Sensitivities of the group's units in the dense model; computed once.
+
+    dense: the dense run, at or before the first layer that reads the units.
+    """
+    cache = calibration.cache
+    key = f"sensitivity {group.name}"
     if key not in cache:
-        cache[key] = _sensitivity(view)
-    found: Sensitivity = cache[key]
-    return found
+        cache[key] = _sensitivity(group, dense)
+    known: Sensitivity = cache[key]
+    return known
 
 
-def _sensitivity(view: View) -> Sensitivity:
-    group, dense = view.group, view.dense
+def _sensitivity(group: Group, dense: Run) -> Sensitivity:
     program = dense.programs[0]
     total = torch.zeros(group.n_units, dtype=torch.float64)
     sums = 1

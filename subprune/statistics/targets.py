@@ -38,6 +38,7 @@ class Target(ABC):
     # the rows; None: as they are.
     clip: float | None = None
 
+    role: ClassVar[str] = "target"
     name: ClassVar[str]
     # Whether B comes from the model pruned so far: then a group waits for those before it.
     sees_pruned: ClassVar[bool] = True
@@ -99,7 +100,11 @@ class Asymmetric(Target):
 
     def gather(self, place: Place) -> Gathered:
         """Both runs go on side by side; the dense one has passed all consumers at the end."""
-        collectors, source, passed = self._collectors(place), place.current.fork(), place.dense.fork()
+        collectors, source, passed = (
+            self._collectors(place),
+            place.current.fork(),
+            place.dense.fork(),
+        )
         for consumer in _in_order(place):
             source.advance(consumer.use.op)
             _side_by_side(consumer, source, passed, collectors[consumer.use.op])

@@ -1,4 +1,4 @@
-"""What the pruned model may cost, and the search that fills it."""
+"""What is asked for, what the pruned model may cost, and the search that fills it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from subprune.errors import BudgetError
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["Rounding", "Target", "amount", "fill", "largest"]
+__all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
 
 Counts = dict[str, int]
 
@@ -44,11 +44,11 @@ def amount(name: str, value: object, full: float) -> float:
 
 
 @dataclass(frozen=True)
-class Target:
+class Limit:
     """A limit on the parameters or FLOPs of the whole model."""
 
     quantity: str  # "params" or "flops"
-    limit: int  # FLOPs are those of one call on the first batch
+    most: int  # FLOPs are those of one call on the first batch
     asked: str  # how the caller put it, for messages
     inputs: int = 1  # in that call
 
@@ -57,20 +57,52 @@ class Target:
         return cost.at_most(self.quantity, counts)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
-        return self.size(cost, counts) <= self.limit
+        return self.size(cost, counts) <= self.most
 
     def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
         """Refuse a target that even one unit per group does not meet, and name the nearest that can
         be.
         """
         least, full = self.size(cost, smallest), self.size(cost, {})
-        if least > self.limit:
+        if least > self.most:
             words = "params" if self.quantity == "params" else "FLOPs per input"
             raise BudgetError(
-                f"{self.asked} cannot be reached: it allows {self.limit // self.inputs:,} {words}, and with the "
+                f"{self.asked} cannot be reached: it allows {self.most // self.inputs:,} {words}, and with the "
                 f"smallest width of every group {least // self.inputs:,} are left; the nearest feasible ratio is "
                 f"{full / least:.2f}, or {least / full:.1%} of the {self.quantity}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the caller asks for: exactly one of these. `subprune.prune` says what each means."""
+
+    compression: float | None = None
+    speedup: float | None = None
+    params: str | float | None = None
+    flops: str | float | None = None
+    latency: str | float | None = None
+    keep: float | None = None
+    budgets: Mapping[str, int] | None = None
+
+    @property
+    def limits_size(self) -> bool:
+        """Whether the size of the whole model is asked for, not that of every group."""
+        return self.budgets is None and self.keep is None
+
+    def limit(self, cost: CostModel, inputs: int) -> Limit:
+        """The same as a limit; inputs: how many the call has whose FLOPs are counted."""
+        if self.compression is not None:
+            most = int(cost.params({}) / self.compression)
+            return Limit("params", most, f"compression={self.compression:g}")
+        if self.params is not None:
+            most = int(amount("params", self.params, cost.params({})))
+            return Limit("params", most, f"params={self.params!r}")
+        if self.flops is not None:
+            most = int(amount("flops", self.flops, cost.flops({}) / inputs) * inputs)
+            return Limit("flops", most, f"flops={self.flops!r}", inputs)
+        ratio = self.speedup or 1.0
+        return Limit("flops", int(cost.flops({}) / ratio), f"speedup={ratio:g}", inputs)
 
 
 @dataclass(frozen=True)
@@ -109,16 +141,16 @@ class Rounding:
 
 
 def largest(
-    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, target: Target
+    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, limit: Limit
 ) -> Counts:
     """The counts of the last level that fits; levels are ordered from the smallest model to the
     largest.
     """
     low, high = 0, len(levels) - 1
-    target.check(cost, counts_at(levels[0]))
+    limit.check(cost, counts_at(levels[0]))
     while low < high:
         middle = (low + high + 1) // 2
-        if target.fits(cost, counts_at(levels[middle])):
+        if limit.fits(cost, counts_at(levels[middle])):
             low = middle
         else:
             high = middle - 1
@@ -129,7 +161,7 @@ def fill(
     counts: Counts,
     groups: Sequence[Group],
     cost: CostModel,
-    target: Target,
+    limit: Limit,
     rounding: Rounding,
     urgency: Callable[[Group, int], float],
 ) -> Counts:
@@ -141,7 +173,7 @@ def fill(
     while open_:
         group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
         more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
-        if target.fits(cost, more):
+        if limit.fits(cost, more):
             result = more
         if result is not more or more[group.name] >= group.n_units:
             del open_[group.name]
