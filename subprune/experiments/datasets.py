@@ -17,15 +17,10 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
 from subprune.experiments import assets_dir
-from subprune.experiments.cifar_pickle import (
-    cifar_pickle_sizes,
-    parse_cifar_pickle,
-    read_cifar_pickle,
-)
 from subprune.experiments.readers import (
     archive_bytes,
     check_labels,
-    cifar_sizes,
+    cifar_size,
     parse_cifar,
     read_cifar,
     read_idx,
@@ -62,16 +57,16 @@ _SOURCES = {
     "mnist": _Source(("mnist", ".", "MNIST/raw"), {"train": 60_000, "test": 10_000}, *_MNIST_NORM),
     "mnist-sample": _Source(("mnist-sample",), {"train": 4_096, "test": 10_000}, *_MNIST_NORM),
     "cifar10": _Source(
-        ("cifar-10-batches-bin", "cifar-10-batches-py", "."),
+        ("cifar-10-batches-bin", "."),
         {"train": 50_000, "test": 10_000},
         (0.491, 0.482, 0.447),
         (0.247, 0.243, 0.262),
     ),
 }
-_CIFAR_ARCHIVES = {  # the names of its batches, their sizes, and how one is read
-    "cifar-10-binary.tar.gz": ("cifar-10-batches-bin/{}.bin", cifar_sizes, parse_cifar),
-    "cifar-10-python.tar.gz": ("cifar-10-batches-py/{}", cifar_pickle_sizes, parse_cifar_pickle),
-}
+_CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
+# Where the python version lies, if it is there. Its files are pickles, which can run code: they are
+# recognised by name, to say what to give instead, and never opened.
+_CIFAR_PICKLES = ("cifar-10-batches-py/test_batch", "test_batch", "cifar-10-python.tar.gz")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,9 +130,8 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
     Args:
         name: "mnist" or "cifar10" (official files), or "mnist-sample" (shipped; `data_dir` is not used).
         split: "train" or "test".
-        data_dir: the folder that holds `mnist/`, `cifar-10-batches-bin/` or `cifar-10-batches-py/`, or the files
-            themselves, or CIFAR-10's official archive; by default the environment variable
-            SUBPRUNE_DATA.
+        data_dir: the folder that holds `mnist/` or `cifar-10-batches-bin/`, or the files themselves, or
+            `cifar-10-binary.tar.gz`; by default the environment variable SUBPRUNE_DATA.
     """
     if name not in _SOURCES:
         raise OptionError(
@@ -193,30 +187,37 @@ def _load_mnist(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor
 
 
 def _load_cifar(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor]:
-    """Images [N, 3, 32, 32] and labels [N] from the binary or the python version, or an archive of
-    either.
-    """
+    """Images [N, 3, 32, 32] and labels [N] from the files of the binary version, or its archive."""
     stems = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
-    archives = [root / name for name in _CIFAR_ARCHIVES if (root / name).is_file()]
-    if archives and not _found(root, source.folders, (f"{stems[0]}.bin", stems[0])):
-        parts = _cifar_from_archive(archives[0], stems)
+    names = [f"{stem}.bin" for stem in stems]
+    archive, unpacked = root / _CIFAR_ARCHIVE, _found(root, source.folders, (names[0],))
+    if archive.is_file() and not unpacked:
+        parts = _cifar_from_archive(archive, names)
     else:
-        paths = [_find(root, source.folders, (f"{stem}.bin", stem)) for stem in stems]
-        parts = [
-            read_cifar(path) if path.suffix == ".bin" else read_cifar_pickle(path) for path in paths
-        ]
+        if not unpacked:
+            _refuse_pickles(root)
+        parts = [read_cifar(_find(root, source.folders, (name,))) for name in names]
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
-def _cifar_from_archive(archive: Path, stems: list[str]) -> list[tuple[Tensor, Tensor]]:
+def _refuse_pickles(root: Path) -> None:
+    """Say what to give instead of CIFAR-10's python version."""
+    for path in (root / name for name in _CIFAR_PICKLES):
+        if path.is_file():
+            raise DataError(
+                f"{path} belongs to CIFAR-10's python version, which consists of pickles and is not read; "
+                f"put the official {_CIFAR_ARCHIVE} there, as it is or unpacked."
+            )
+
+
+def _cifar_from_archive(archive: Path, names: list[str]) -> list[tuple[Tensor, Tensor]]:
     """The batches of these names, in this order, read from the archive as it is."""
-    pattern, sizes, parse = _CIFAR_ARCHIVES[archive.name]
-    members = [pattern.format(stem) for stem in stems]
-    found = {
-        member: parse(f"{archive}: {member}", content)
-        for member, content in archive_bytes(archive, members, sizes())
+    members = [f"cifar-10-batches-bin/{name}" for name in names]
+    batches = {
+        member: parse_cifar(f"{archive}: {member}", content)
+        for member, content in archive_bytes(archive, members, cifar_size())
     }
-    return [found[member] for member in members]
+    return [batches[member] for member in members]
 
 
 class VerificationSplit(NamedTuple):

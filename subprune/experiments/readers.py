@@ -27,7 +27,7 @@ __all__ = [
     "archive_bytes",
     "as_tensor",
     "check_labels",
-    "cifar_sizes",
+    "cifar_size",
     "file_bytes",
     "idx_bytes",
     "parse_cifar",
@@ -94,13 +94,12 @@ def _times(shape: tuple[int, ...]) -> str:
 
 def read_cifar(path: Path) -> tuple[Tensor, Tensor]:
     """Read one file of CIFAR-10's binary version: images [N, 3, 32, 32] and labels [N]."""
-    return parse_cifar(path, file_bytes(path, cifar_sizes()))
+    return parse_cifar(path, file_bytes(path, cifar_size()))
 
 
-def cifar_sizes() -> tuple[int, int]:
-    """The smallest and largest file of the binary version, which has one size only."""
-    size = CIFAR_RECORDS * (1 + int(np.prod(CIFAR_SHAPE)))
-    return size, size
+def cifar_size() -> int:
+    """Bytes of every file of the binary version: a label and the pixels of each image."""
+    return CIFAR_RECORDS * (1 + int(np.prod(CIFAR_SHAPE)))
 
 
 def parse_cifar(name: Path | str, content: bytes) -> tuple[Tensor, Tensor]:
@@ -110,24 +109,22 @@ def parse_cifar(name: Path | str, content: bytes) -> tuple[Tensor, Tensor]:
     return records[:, 1:].reshape(CIFAR_RECORDS, *CIFAR_SHAPE), labels
 
 
-def file_bytes(path: Path, sizes: tuple[int, int]) -> bytes:
-    """The content of a file whose size must be between these two, which is seen before it is read."""
+def file_bytes(path: Path, expected: int) -> bytes:
+    """The content of a file that must have this size, which is looked at before it is read."""
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            _check_size(path, size, sizes)
-            content = file.read(size)
+            _check_size(path, os.fstat(file.fileno()).st_size, expected)
+            content = file.read(expected)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error}); check the file and its permissions."
         ) from error
-    _check_size(path, len(content), (size, size))
+    _check_size(path, len(content), expected)
     return content
 
 
-def _check_size(name: Path | str, size: int, sizes: tuple[int, int]) -> None:
-    if not sizes[0] <= size <= sizes[1]:
-        expected = " to ".join(map(str, sorted(set(sizes))))
+def _check_size(name: Path | str, size: int, expected: int) -> None:
+    if size != expected:
         raise DataError(
             f"{name} has {size} bytes; expected are {expected}. Use the official CIFAR-10 file, downloaded again if "
             "need be."
@@ -154,14 +151,12 @@ class _Bounded(gzip.GzipFile):
         return super().seek(offset, whence)
 
 
-def archive_bytes(
-    archive: Path, members: Sequence[str], sizes: tuple[int, int]
-) -> Iterator[tuple[str, bytes]]:
-    """The files of these names in a .tar.gz archive, as they come; nothing is written, other
-    members are skipped.
+def archive_bytes(archive: Path, members: Sequence[str], size: int) -> Iterator[tuple[str, bytes]]:
+    """The files of these names, each of this size, in a .tar.gz archive, in the archive's order;
+    nothing is written, other members are skipped.
     """
     missing, slack = set(members), 1 << 20
-    once, total = sizes[1] + slack, 8 * sizes[1] + slack
+    once, total = size + slack, 8 * size + slack
     try:
         if archive.stat().st_size > total:
             raise tarfile.ReadError("it is larger than the official one")
@@ -173,7 +168,7 @@ def archive_bytes(
                 if count == ARCHIVE_MEMBERS:
                     raise tarfile.ReadError(f"it has more than {ARCHIVE_MEMBERS} members")
                 if info.name in members:
-                    yield info.name, _member(archive, tar, info, sizes, info.name in missing)
+                    yield info.name, _member(archive, tar, info, size, info.name in missing)
                     missing.discard(info.name)
             if missing:
                 raise tarfile.ReadError(f"{', '.join(sorted(missing))} is not in it")
@@ -196,15 +191,15 @@ def archive_bytes(
 
 
 def _member(
-    archive: Path, tar: tarfile.TarFile, info: tarfile.TarInfo, sizes: tuple[int, int], first: bool
+    archive: Path, tar: tarfile.TarFile, info: tarfile.TarInfo, size: int, first: bool
 ) -> bytes:
-    """One file's content: a plain file that is there once and has a size it can have."""
+    """One file's content: a plain file that is there once and has the size it must have."""
     file = tar.extractfile(info) if info.isreg() and not info.issparse() and first else None
     if file is None:
-        raise tarfile.ReadError(f"{info.name} is no plain file, or there twice")
-    _check_size(f"{archive}: {info.name}", info.size, sizes)
+        raise tarfile.ReadError(f"{info.name} is not a plain file, or is there twice")
+    _check_size(f"{archive}: {info.name}", info.size, size)
     content = file.read()
-    _check_size(f"{archive}: {info.name}", len(content), (info.size, info.size))
+    _check_size(f"{archive}: {info.name}", len(content), size)
     return content
 
 
@@ -214,7 +209,7 @@ def as_tensor(content: bytes) -> Tensor:
 
 
 def check_labels(path: Path | str, labels: Tensor) -> Tensor:
-    """Labels as int64; one that is no class means the file is damaged."""
+    """Labels as int64; one that is not a class means the file is damaged."""
     if len(labels) and int(labels.max()) >= CLASSES:
         raise DataError(
             f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again."
