@@ -19,12 +19,13 @@ import torch
 
 from subprune.budget import FRACTIONS, accuracy_curves
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
 from subprune.loop.ranking import curves, in_order
 from subprune.measure.figures import accuracy
 from subprune.select.presets import find_method
 from subprune.statistics.calibrate import Calibration
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from workloads import IMAGES, Place, _paper_layers
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.training import count_correct
 from subprune.measure.figures import count_parameters
 from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
 
 # what the committed rows named "default" were made with
 PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}

@@ -12,10 +12,10 @@ from machine import timed
 from workloads import RESIDUAL, Place, synthetic
 
 import subprune
-from subprune.experiments.models import build
 from subprune.select.greedy import greedy
 from subprune.statistics.shifts import shifted_products
 from subprune.statistics.statistics import Consumer, ConsumerStatistics, Convolution
+from subprune.zoo.models import build
 
 REPEATS = 3
 

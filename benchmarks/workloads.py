@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
 from subprune.loop.ranking import in_order
 from subprune.select.greedy import greedy
 from subprune.statistics.calibrate import Calibration, group_statistics, reader
@@ -27,6 +25,9 @@ from subprune.statistics.patches import conv_rows
 from subprune.statistics.statistics import ConsumerStatistics, Statistics
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 IMAGES = 512
 # what the paper prunes in a ResNet: the first layers of residual branches

@@ -15,8 +15,8 @@ from statistics import mean, pstdev
 
 from lenet_claims import VALUES, Rows, finetuning_claims, order_claim, reweighting_claim
 
-from subprune.experiments.config import read_config
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
+from subprune_paper.config import read_config
+from subprune_paper.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "results-lenet.md"

@@ -26,13 +26,14 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.tables import LABELS, paper_rows
-from subprune.experiments.training import count_correct, recipe, train
-from subprune.experiments.weights import load_weights, save_weights
 from subprune.select.forward_selection import greedy_loss
 from subprune.select.registry import Ranker, Ranking
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import LeNet, shipped_lenet
+from subprune.zoo.weights import load_weights, save_weights
+from subprune_paper.tables import LABELS, paper_rows
+from subprune_paper.training import recipe, train
 
 Widths = tuple[int, int, int, int]
 FULL: Widths = (6, 16, 120, 84)

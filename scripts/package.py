@@ -32,8 +32,8 @@ NEEDED = (
 )
 TRY = """
 import pathlib, subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 assert "site-packages" in subprune.__file__, subprune.__file__
 model, _ = shipped_lenet()
 result = subprune.prune(model, load("mnist-sample", "train").inputs()[:128], compression=4)

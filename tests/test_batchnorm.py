@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.experiments.models import build
 from subprune.select.registry import METHODS
 from subprune.statistics.batchnorm import pooled, recalibrate
+from subprune.zoo.models import build
 
 NET = NETS["plain"]
 

@@ -28,14 +28,14 @@ from subprune.budget.accuracy import measured_counts
 from subprune.budget.rules import by_knapsack
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
 from subprune.loop.ranking import curves, in_order
 from subprune.measure.figures import accuracy, agreement, count_parameters
 from subprune.select.greedy import KeepOrder
 from subprune.select.presets import find_method
 from subprune.statistics.calibrate import Calibration, Passage
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 RULES = ("uniform", "error", "knapsack", "balanced", "equal-accuracy", "equal-agreement")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from subprune.errors import DataError
-from subprune.experiments import readers
-from subprune.experiments.datasets import load
+from subprune.zoo import readers
+from subprune.zoo.datasets import load
 from tests.cifar_files import FEW, binary, made
 from tests.hostile_files import MARK, Bomb
 

@@ -21,7 +21,7 @@ import subprune
 from subprune.budget.cache import Cache
 from subprune.cli.app import app
 from subprune.errors import StructureError
-from subprune.experiments.models import LeNet
+from subprune.zoo.models import LeNet
 
 FAST = ("--method", "layer-in-change", "--n-samples", 40)
 LENET = ("--model", "lenet-mnist", "--data", "mnist-sample", *FAST)

@@ -20,9 +20,9 @@ from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.flags import in_flags
 from subprune.cli.models import load_model
 from subprune.errors import DataError, OptionError
-from subprune.experiments.datasets import Images, load
-from subprune.experiments.models import shipped_lenet
 from subprune.select.presets import METHODS
+from subprune.zoo.datasets import Images, load
+from subprune.zoo.models import shipped_lenet
 
 LENET = (
     "--model",

@@ -22,9 +22,9 @@ import typer
 from run_cli import runner
 
 from subprune.cli.app import app
-from subprune.experiments import train
-from subprune.experiments.config import Config
 from subprune.select.presets import METHODS
+from subprune_paper import train
+from subprune_paper.config import Config
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,7 +107,7 @@ def test_shell_blocks_work(
                 for x in extras
             ), args
         elif program == "python":
-            assert args[:2] == ["-m", "subprune.experiments.train"], args
+            assert args[:2] == ["-m", "subprune_paper.train"], args
             train._parser().parse_args(args[2:])
         elif args[0] == "experiment":
             assert parses(args), args

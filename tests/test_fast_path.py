@@ -15,13 +15,14 @@ from shared import SHARED, needs_shared
 from torch import Tensor, nn
 
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.loop.ranking import in_order
 from subprune.select.greedy import KeepOrder, greedy
 from subprune.statistics.calibrate import Calibration, Run, group_statistics, reader
 from subprune.statistics.patches import conv_rows
 from subprune.structure import Group
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
+from subprune.zoo.weights import load_weights
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

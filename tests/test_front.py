@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import subprune
 from subprune.budget.cache import Cache
 from subprune.errors import BudgetError, DataError, OptionError
-from subprune.experiments.models import LeNet
 from subprune.measure import figures as measure
 from subprune.options import PruneOptions
+from subprune.zoo.models import LeNet
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
 

@@ -13,12 +13,12 @@ from method_nets import NETS
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.models import build
 from subprune.loop.ranking import rankers
 from subprune.program import fuse
 from subprune.select import forward_selection as greedy_fs
 from subprune.select.registry import METHODS, Setting
 from subprune.statistics.calibrate import Calibration
+from subprune.zoo.models import build
 
 
 @pytest.mark.parametrize("together", [1, 600, greedy_fs.TOGETHER])

@@ -25,9 +25,9 @@ import subprune
 from subprune.cli.arrays import read_arrays, read_image
 from subprune.cli.models import load_model
 from subprune.errors import SubpruneError
-from subprune.experiments.models import LeNet
-from subprune.experiments.readers import read_cifar, read_idx
 from subprune.report import Report
+from subprune.zoo.models import LeNet
+from subprune.zoo.readers import read_cifar, read_idx
 from tests.hostile_files import (
     ARRAYS,
     MARK,

@@ -10,11 +10,11 @@ import torch
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, shipped_lenet
 from subprune.loop.ranking import in_order
 from subprune.program import parallel
 from subprune.statistics.calibrate import Calibration, group_statistics
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
 
 
 @pytest.fixture

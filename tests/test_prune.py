@@ -14,11 +14,11 @@ import subprune
 from subprune.cut.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.training import count_correct
 from subprune.program.record import as_inputs
 from subprune.structure import find_groups
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
+from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")
 

@@ -18,14 +18,14 @@ from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
 from subprune.budget.rules import by_knapsack
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
 from subprune.fit.least_squares import solve
 from subprune.fit.ridge import FOLDS, STRENGTHS, fit
 from subprune.select.greedy import KeepOrder
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Accumulator, Statistics, clipped
 from subprune.structure import CostModel, find_groups
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 QUIET: Any = {"progress": False, "time_calls": False}
 

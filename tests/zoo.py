@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.experiments.models import VGG11, LeNet, ResNet
 from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs, plain
 from subprune.structure import Structure
+from subprune.zoo.models import VGG11, LeNet, ResNet
 
 
 @dataclass(frozen=True)

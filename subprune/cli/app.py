@@ -38,7 +38,7 @@ _EXPERIMENTS = """Examples:
 for module in (demo, inspect, prune, export, report, methods):
     module.register(app)
 with contextlib.suppress(ImportError):
-    from subprune.experiments.cli import app as experiment
+    from subprune_paper.cli import app as experiment
 
     app.add_typer(experiment, name="experiment", epilog=_EXPERIMENTS)
 

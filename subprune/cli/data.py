@@ -20,14 +20,14 @@ from subprune.data.batches import model_dtype
 from subprune.data.samples import LABEL_KEYS
 from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.datasets import (
+from subprune.program.record import record
+from subprune.zoo.datasets import (
     Images,
     calibration_batches,
     dataset_names,
     split_verification,
 )
-from subprune.experiments.datasets import load as load_dataset
-from subprune.program.record import record
+from subprune.zoo.datasets import load as load_dataset
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 
