@@ -119,7 +119,6 @@ def test_help_has_examples(run: Run) -> None:
     assert "completion" in run("--help").out
     assert run("--version").out.startswith("subprune ")
     assert "asym-in-change" in run("methods").out
-    assert run("experiment", "--help").code == 0
 
 
 # ---- models, weights and data --------------------------------------------------------------------

@@ -257,13 +257,6 @@ def test_unlabelled_data_for_equal_accuracy(
     )
 
 
-def test_a_grid_keeps_its_own_words(run: Run) -> None:
-    assert (
-        "method=nothing leaves no cell"
-        in run("experiment", "status", "smoke", "--only", "method=nothing").err
-    )
-
-
 def test_greedy_on_the_loss_draws_from_train_data(run: Run, tmp_path: Path) -> None:
     np.savez(
         tmp_path / "t.npz",

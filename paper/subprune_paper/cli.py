@@ -40,7 +40,14 @@ from subprune_paper.store import Store
 
 __all__ = ["app"]
 
+_EXAMPLES = """Examples:
+
+* `subprune experiment run smoke`
+* `subprune experiment status smoke`
+* `subprune experiment report smoke`
+"""
 app = typer.Typer(
+    epilog=_EXAMPLES,
     help=f"Grids of prunings: run, stop, go on, report. Shipped: {', '.join(shipped_names())}.",
     no_args_is_help=True,
 )
@@ -209,7 +216,7 @@ def report(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
     )
     if not can_draw():
         out.print(
-            "no figures: they need matplotlib; pip install 'subprune[experiments]'", markup=False
+            "no figures: they need matplotlib; pip install 'subprune-paper[full]'", markup=False
         )
 
 
