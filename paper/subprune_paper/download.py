@@ -84,7 +84,7 @@ def _fetch(url: str, md5: str, scratch: Path) -> Path:
         import pooch
     except ImportError as error:
         raise OptionError(
-            "downloads need pooch; run pip install 'subprune[experiments]'."
+            "downloads need pooch; run pip install 'subprune-paper[full]'."
         ) from error
     pooch.get_logger().setLevel("WARNING")
     try:

@@ -93,7 +93,7 @@ def figure(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError(
-            "figures need matplotlib; run pip install 'subprune[experiments]'."
+            "figures need matplotlib; run pip install 'subprune-paper[full]'."
         ) from error
     drawn = Figure(figsize=(12, 5), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)

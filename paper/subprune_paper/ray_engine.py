@@ -1,5 +1,5 @@
 """The same jobs on Ray: on this machine, or on a cluster by its address. Needs the extra
-``subprune[ray]``.
+``subprune-paper[ray]``.
 
 Every cell streams back as soon as it is done; if a worker or a node is lost, only the cell it was
 at is run again. Workers elsewhere need the same folders of data, weights and curves (a shared file
@@ -27,7 +27,7 @@ def _ray() -> Any:
             import ray
     except ImportError as error:
         raise OptionError(
-            "--engine ray needs Ray, which is not installed; run pip install 'subprune[ray]'."
+            "--engine ray needs Ray, which is not installed; run pip install 'subprune-paper[ray]'."
         ) from error
     return ray
 

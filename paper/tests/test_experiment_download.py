@@ -17,7 +17,7 @@ import pytest
 from subprune.errors import DataError, OptionError
 from subprune_paper.download import Official, download
 
-pytest.importorskip("pooch", reason="pooch is not installed (extra subprune[experiments])")
+pytest.importorskip("pooch", reason="pooch is not installed (extra subprune-paper[full])")
 
 CONTENT = b"not really images"
 

@@ -108,7 +108,7 @@ def test_a_killed_worker_process_costs_only_the_cell_it_was_at(tmp_path: Path) -
 
 
 def test_a_killed_ray_worker_costs_only_the_cell_it_was_at(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed (extra subprune[ray])")
+    pytest.importorskip("ray", reason="Ray is not installed (extra subprune-paper[ray])")
     from subprune_paper.ray_engine import RayEngine
 
     config = killing(tmp_path, "ray")
@@ -240,7 +240,7 @@ def test_the_page_draws_without_errors_and_its_legend_toggles(
 ) -> None:
     browser = chromium()
     pytest.importorskip(
-        "matplotlib", reason="matplotlib is not installed (extra subprune[experiments])"
+        "matplotlib", reason="matplotlib is not installed (extra subprune-paper[full])"
     )
     with Store(results / "results.sqlite") as store:
         written = write_report(parse_config(TINY), store.rows(), tmp_path)
