@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 import typer
 from run_cli import runner
 from typer.testing import CliRunner
 
+import subprune
 from subprune.cli import plugins
 from subprune.errors import OptionError
 
@@ -89,3 +91,8 @@ def test_the_evaluation_is_found_and_keeps_its_own_words(
     done = run("experiment", "status", "smoke", "--only", "method=nothing")
     assert "method=nothing leaves no cell" in done.err
     assert plugins.own_packages() == ["subprune", "subprune_paper"]
+
+
+def test_the_library_does_not_know_the_evaluation() -> None:
+    for path in Path(subprune.__file__).parent.rglob("*.py"):
+        assert "subprune_paper" not in path.read_text(encoding="utf-8"), path
