@@ -141,7 +141,8 @@ def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Modul
     path = Path(root) / weights
     if not path.is_file():
         raise DataError(
-            f"{path} is no file; give the --models-dir that holds {weights!r}, or train the network."
+            f"{path} is not a file; give the --models-dir that holds {weights!r}, or train the "
+            "network."
         )
     if sha256 and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
         raise DataError(
@@ -214,7 +215,8 @@ class _UnitTarget(Target):
     def check(self, cost: CostModel, smallest: Any) -> None:
         if sum(smallest.values()) > self.limit:
             raise BudgetError(
-                f"{self.asked} allows {self.limit} units, fewer than one for each of {len(smallest)} groups"
+                f"{self.asked} allows {self.limit} units, fewer than one for each of "
+                f"{len(smallest)} groups"
             )
 
 
@@ -334,5 +336,6 @@ def _check_choice(cell: Cell, context: Context) -> None:
         find_groups(model, example), model, cell.only or None, cell.ignore or None
     ):
         raise OptionError(
-            f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; leave out less."
+            f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; "
+            "leave out less."
         )

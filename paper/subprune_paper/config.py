@@ -51,15 +51,20 @@ class Config:
         dataset: as `datasets.load` knows it.
         methods: registered methods, those of `modules` too.
         title: for reports.
-        weights: "shipped" for the LeNet of the package, or a file in the folder of weights (--models-dir).
+        weights: "shipped" for the LeNet of the package, or a file in the folder of weights
+            (--models-dir).
         weights_sha256: if given, the file must have this checksum.
-        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none means all that can be.
+        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none means
+            all that can be.
         ignore: groups that are left whole, given likewise.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
-        layerwise: budget rule of the methods that have none of their own; "uniform" with keep: equal fractions.
-        curves: whose curves a method's budgets are taken from, if not its own: {layer-greedy-fs = "layer-in-change"}.
-        batches, batch_size, augmented: the calibration data, drawn by seed from the training images.
+        layerwise: budget rule of the methods that have none of their own; "uniform" with keep:
+            equal fractions.
+        curves: whose curves a method's budgets are taken from, if not its own:
+            {layer-greedy-fs = "layer-in-change"}.
+        batches, batch_size, augmented: the calibration data, drawn by seed from the training
+            images.
         verification: training images that equal-accuracy budgets are measured on, drawn by seed.
         test: test images to measure top-1 on; 0 means all.
         finetune_epochs: 0 means as in the paper.
@@ -151,7 +156,8 @@ def _one_of(what: str, given: Any, allowed: Any) -> None:
     for value in given:
         if value not in allowed:
             raise OptionError(
-                f"{what} is {value!r}; {closest(value, allowed)}allowed are {', '.join(sorted(allowed))}."
+                f"{what} is {value!r}; {closest(value, allowed)}allowed are "
+                f"{', '.join(sorted(allowed))}."
             )
 
 
@@ -169,7 +175,7 @@ def find_config(name: str) -> Path:
         return SHIPPED / f"{path.stem}.toml"
     near = closest(path.stem, shipped_names())
     raise OptionError(
-        f"{name} is no file; {near}give a .toml file or one of {', '.join(shipped_names())}."
+        f"{name} is not a file; {near}give a .toml file or one of {', '.join(shipped_names())}."
     )
 
 
@@ -185,7 +191,7 @@ def read_config(name: str | Path) -> Config:
         file = path.parent / str(module)
         if not file.is_file():
             raise DataError(
-                f"modules names {module!r}, and {file} is no file; put it beside the TOML file."
+                f"modules names {module!r}, and {file} is not a file; put it beside the TOML file."
             )
         sources.append((file.stem, file.read_text(encoding="utf-8")))
     try:
@@ -225,7 +231,8 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
             return (value,)
         if not isinstance(value, list):
             raise OptionError(
-                f"{key} is {value!r}; it must be a {'string or a list of them' if choice else 'list'}."
+                f"{key} is {value!r}; it must be a "
+                f"{'string or a list of them' if choice else 'list'}."
             )
         return tuple(_typed(key, v, get_args(kind)[0]) for v in value)
     if get_origin(kind) is dict:

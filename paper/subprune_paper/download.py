@@ -93,7 +93,8 @@ def _fetch(url: str, md5: str, scratch: Path) -> Path:
         )
     except (ValueError, OSError) as error:  # a wrong checksum; no connection
         raise DataError(
-            f"{url} could not be downloaded as it should be ({error}); try again, or put the official file into the "
+            f"{url} could not be downloaded as it should be ({error}); "
+            "try again, or put the official file into the "
             "data folder yourself."
         ) from error
 
@@ -107,7 +108,7 @@ def _members(archive: Path, members: tuple[str, ...]) -> dict[str, bytes]:
                 file = tar.extractfile(member)
                 if file is None:
                     raise DataError(
-                        f"{member} in {archive.name} is no file; get the official archive."
+                        f"{member} in {archive.name} is not a file; get the official archive."
                     )
                 found[Path(member).name] = file.read()
     except (tarfile.TarError, KeyError, EOFError) as error:

@@ -208,7 +208,8 @@ def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
         name, equals, values = text.partition("=")
         if not equals or name not in names:
             raise OptionError(
-                f"--only {text!r}: {closest(name, names)}write NAME=VALUE[,VALUE…] with one of {', '.join(names)}."
+                f"--only {text!r}: {closest(name, names)}write NAME=VALUE[,VALUE…] with one of "
+                f"{', '.join(names)}."
             )
         found.setdefault(name, set()).update(values.split(","))
     return found

@@ -47,7 +47,8 @@ def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path
     found, dense = points(config, rows), dense_top1(rows)
     if not found or math.isnan(dense):
         raise DataError(
-            "the dense cell and at least one other must be finished for a report; run the experiment."
+            "the dense cell and at least one other must be finished for a report; "
+            "run the experiment."
         )
     written = [write_atomic(folder / "report.html", page(config, rows).encode())]
     written.append(write_csv(summary_rows(found), folder / "summary.csv"))
@@ -57,9 +58,10 @@ def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path
 def page(config: Config, rows: Sequence[Row]) -> str:
     """The page as text."""
     found, dense = points(config, rows), dense_top1(rows)
+    by_ratio = config.target == "compression"
     data = {
-        "axis": f"{'compression ratio' if config.target == 'compression' else 'share of channels kept'} (log scale)",
-        "letter": "c" if config.target == "compression" else "share",
+        "axis": f"{'compression ratio' if by_ratio else 'share of channels kept'} (log scale)",
+        "letter": "c" if by_ratio else "share",
         "values": sorted({1.0, *(p.value for own in found.values() for p in own)}),
         "facts": _facts(config, rows, dense),
         "sections": [_section(config, found, dense, *pair) for pair in panels(found)],

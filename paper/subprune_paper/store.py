@@ -142,7 +142,8 @@ class Store:
         final = ", ".join(f"'{status}'" for status in FINAL)
         with self._write():
             changed = self._db.execute(
-                f"INSERT INTO cells ({', '.join(names)}) VALUES ({marks}) ON CONFLICT(key) DO UPDATE SET {update} "
+                f"INSERT INTO cells ({', '.join(names)}) VALUES ({marks}) ON CONFLICT(key) DO "
+                f"UPDATE SET {update} "
                 f"WHERE cells.status NOT IN ({final})",
                 row,
             ).rowcount

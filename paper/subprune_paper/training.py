@@ -49,8 +49,8 @@ class Recipe:
         augmented: flip and crop at random.
         bfloat16: compute in bfloat16 where PyTorch's autocast deems it safe; weights stay float32.
         channels_last: memory layout that is faster on most CPUs; same mathematics.
-        compiled: let a compiled loop train a LeNet with Adam, without augmentation and bfloat16, where the machine has
-            a C compiler; same mathematics.
+        compiled: let a compiled loop train a LeNet with Adam, without augmentation and bfloat16,
+            where the machine has a C compiler; same mathematics.
     """
 
     model: str
@@ -69,7 +69,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1:
             raise OptionError(
-                f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1."
+                f"epochs is {self.epochs} and batch_size {self.batch_size}; "
+                "both must be at least 1."
             )
         if self.optimizer not in ("sgd", "adam"):
             raise OptionError(f'optimizer is {self.optimizer!r}; allowed are "sgd" and "adam".')
@@ -136,7 +137,8 @@ def recipe(name: str) -> Recipe:
     """
     if name not in _RECIPES:
         raise OptionError(
-            f"there is no recipe for {name!r}; {closest(name, _RECIPES)}allowed are {', '.join(recipe_names())}."
+            f"there is no recipe for {name!r}; "
+            f"{closest(name, _RECIPES)}allowed are {', '.join(recipe_names())}."
         )
     return _RECIPES[name]
 
@@ -191,7 +193,8 @@ def fit(
             loss = loop.epoch(torch.randperm(len(images), generator=generator), rate)
             if not math.isfinite(loss):
                 raise DataError(
-                    f"the training loss became {loss} in epoch {number}; lower learning_rate ({rate:g})."
+                    f"the training loss became {loss} in epoch {number}; "
+                    f"lower learning_rate ({rate:g})."
                 )
             history.append(Epoch(number, loss, rate, time.perf_counter() - start, loop.name))
             if on_epoch is not None:

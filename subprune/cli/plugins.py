@@ -52,7 +52,8 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
         _add_placeholder(
             app,
             entry.name,
-            f"subprune {entry.name} is part of {owner}, which cannot be loaded ({cause}); install it again",
+            f"subprune {entry.name} is part of {owner}, which cannot be loaded ({cause}); "
+            "install it again",
         )
     else:
         app.add_typer(command, name=entry.name)

@@ -93,8 +93,9 @@ class Images:
         shape, count = tuple(self.images.shape), len(self.labels)
         if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[:2] != (count, channels):
             raise DataError(
-                f"images are {self.images.dtype} of shape {shape} for {count} labels; {self.name} needs "
-                f"torch.uint8 of shape ({count}, {channels}, height, width). Give pixels as stored, 0 to 255."
+                f"images are {self.images.dtype} of shape {shape} for {count} labels; "
+                f"{self.name} needs torch.uint8 of shape ({count}, {channels}, height, width). "
+                "Give pixels as stored, 0 to 255."
             )
 
     def __len__(self) -> int:
@@ -129,14 +130,17 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
     """Read one split of a data set.
 
     Args:
-        name: "mnist" or "cifar10" (official files), or "mnist-sample" (shipped; `data_dir` is not used).
+        name: "mnist" or "cifar10" (official files), or "mnist-sample" (shipped; `data_dir` is not
+            used).
         split: "train" or "test".
-        data_dir: the folder that holds `mnist/` or `cifar-10-batches-bin/`, or the files themselves, or
-            `cifar-10-binary.tar.gz`; by default the environment variable SUBPRUNE_DATA.
+        data_dir: the folder that holds `mnist/` or `cifar-10-batches-bin/`, or the files
+            themselves, or `cifar-10-binary.tar.gz`; by default the environment variable
+            SUBPRUNE_DATA.
     """
     if name not in _SOURCES:
         raise OptionError(
-            f"no data set is named {name!r}; {closest(name, _SOURCES)}allowed are {', '.join(dataset_names())}."
+            f"no data set is named {name!r}; {closest(name, _SOURCES)}allowed are "
+            f"{', '.join(dataset_names())}."
         )
     if split not in get_args(Split):
         raise OptionError(f'split is {split!r}; allowed are "train" and "test".')
@@ -152,29 +156,32 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
     if not given:
         raise DataError(
             f"no folder was given for the data set {name!r}; pass data_dir (--data-dir) or set "
-            f'{DATA_VARIABLE} to the folder that holds its official files. "mnist-sample" needs none.'
+            f"{DATA_VARIABLE} to the folder that holds its official files. "
+            '"mnist-sample" needs none.'
         )
     root = Path(given)
     if not root.is_dir():
         raise DataError(
-            f"the data folder {root} does not exist or is not a folder; give the one that holds {name!r}."
+            f"the data folder {root} does not exist or is not a folder; "
+            f"give the one that holds {name!r}."
         )
     return root
 
 
-def _found(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path | None:
+def _existing(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path | None:
     """The first existing file of these names in these folders below `root`."""
     paths = (root / folder / name for folder in folders for name in names)
     return next((path for path in paths if path.is_file()), None)
 
 
 def _find(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path:
-    """The same; it must exist."""
-    if path := _found(root, folders, names):
+    """The same, or an error that names what was looked for and where."""
+    if path := _existing(root, folders, names):
         return path
     places = " or ".join(str(root / folder) for folder in folders)
     raise DataError(
-        f"{' or '.join(names)} was not found in {places}; put the official file there, or give another data_dir."
+        f"{' or '.join(names)} was not found in {places}; "
+        "put the official file there, or give another data_dir."
     )
 
 
@@ -191,7 +198,7 @@ def _load_cifar(root: Path, source: _Source, split: str) -> tuple[Tensor, Tensor
     """Images [N, 3, 32, 32] and labels [N] from the files of the binary version, or its archive."""
     stems = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
     names = [f"{stem}.bin" for stem in stems]
-    archive, unpacked = root / _CIFAR_ARCHIVE, _found(root, source.folders, (names[0],))
+    archive, unpacked = root / _CIFAR_ARCHIVE, _existing(root, source.folders, (names[0],))
     if archive.is_file() and not unpacked:
         parts = _cifar_from_archive(archive, names)
     else:
@@ -206,7 +213,7 @@ def _refuse_pickles(root: Path) -> None:
     for path in (root / name for name in _CIFAR_PICKLES):
         if path.is_file():
             raise DataError(
-                f"{path} belongs to CIFAR-10's python version, which consists of pickles and is not read; "
+                f"{path} belongs to CIFAR-10's python version; its pickles are not read: "
                 f"put the official {_CIFAR_ARCHIVE} there, as it is or unpacked."
             )
 

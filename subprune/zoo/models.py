@@ -96,7 +96,8 @@ class ResNet(nn.Module):
 
     Args:
         depth: 20, 26, …, 110: two more than a multiple of six.
-        shortcut: "A" pads with zero channels where the width changes, "B" projects with a 1×1 convolution.
+        shortcut: where the width changes, "A" pads with zero channels, "B" projects with a 1×1
+            convolution.
     """
 
     def __init__(self, depth: int = 56, shortcut: Shortcut = "A") -> None:
@@ -107,7 +108,8 @@ class ResNet(nn.Module):
             )
         if shortcut not in get_args(Shortcut):
             raise OptionError(
-                f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 projection).'
+                f'shortcut is {shortcut!r}; allowed are "A" (zero padding) and "B" (1×1 '
+                "projection)."
             )
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -178,10 +180,11 @@ def model_names() -> list[str]:
 
 
 def build(name: str) -> nn.Module:
-    """A freshly initialised network by name, such as "lenet", "vgg11", "resnet56" or "resnet56-b"."""
+    """A freshly initialised network by name: "lenet", "vgg11", "resnet56", "resnet56-b", …"""
     if name not in _REGISTRY:
         raise OptionError(
-            f"no model is named {name!r}; {closest(name, _REGISTRY)}allowed are {', '.join(model_names())}."
+            f"no model is named {name!r}; {closest(name, _REGISTRY)}allowed are "
+            f"{', '.join(model_names())}."
         )
     return _REGISTRY[name]()
 

@@ -61,7 +61,8 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
     if len(content) != expected:
         found = f"more than {expected}" if len(content) > expected else f"{len(content)}"
         raise DataError(
-            f"{path} has {found} bytes of data where its header declares {expected}; download it again."
+            f"{path} has {found} bytes of data where its header declares {expected}; "
+            "download it again."
         )
     return as_tensor(content).reshape(shape)
 
@@ -126,7 +127,8 @@ def file_bytes(path: Path, expected: int) -> bytes:
 def _check_size(name: Path | str, size: int, expected: int) -> None:
     if size != expected:
         raise DataError(
-            f"{name} has {size} bytes; expected are {expected}. Use the official CIFAR-10 file, downloaded again if "
+            f"{name} has {size} bytes; expected are {expected}. "
+            "Use the official CIFAR-10 file, downloaded again if "
             "need be."
         )
 
@@ -186,7 +188,8 @@ def archive_bytes(archive: Path, members: Sequence[str], size: int) -> Iterator[
         RecursionError,
     ) as error:
         raise DataError(
-            f"{archive} is damaged or not the official archive ({str(error)[:200]}); download it again."
+            f"{archive} is damaged or not the official archive ({str(error)[:200]}); "
+            "download it again."
         ) from error
 
 
@@ -212,7 +215,8 @@ def check_labels(path: Path | str, labels: Tensor) -> Tensor:
     """Labels as int64; one that is not a class means the file is damaged."""
     if len(labels) and int(labels.max()) >= CLASSES:
         raise DataError(
-            f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. Download it again."
+            f"{path} has the label {int(labels.max())}; allowed are 0 to {CLASSES - 1}. "
+            "Download it again."
         )
     return labels.long()
 

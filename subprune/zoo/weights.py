@@ -39,22 +39,23 @@ def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise DataError(
-            f"{path} cannot be read as safetensors ({error}); it is damaged or of another kind. Get it again."
+            f"{path} cannot be read as safetensors ({error}); it is damaged or of another kind. "
+            "Get it again."
         ) from error
     model.load_state_dict(tensors, strict=True)
     return metadata
 
 
 def _check_fit(
-    path: Path, kind: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
+    path: Path, kind: str, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
 ) -> None:
     """Raise a DataError that lists what is missing, unknown or of another shape."""
-    missing = [name for name in wanted if name not in found and not name.endswith(_OPTIONAL)]
-    unknown = [name for name in found if name not in wanted]
+    missing = [name for name in wanted if name not in stored and not name.endswith(_OPTIONAL)]
+    unknown = [name for name in stored if name not in wanted]
     other = [
-        f"{name} (file {list(found[name])}, model {list(tensor.shape)})"
+        f"{name} (file {list(stored[name])}, model {list(tensor.shape)})"
         for name, tensor in wanted.items()
-        if name in found and found[name] != tuple(tensor.shape)
+        if name in stored and stored[name] != tuple(tensor.shape)
     ]
     problems = [
         f"{words}: {_listed(names)}"
@@ -63,7 +64,8 @@ def _check_fit(
     ]
     if problems:
         raise DataError(
-            f"{path} does not fit {kind}; {'; '.join(problems)}. Build the model the file was saved from."
+            f"{path} does not fit {kind}; {'; '.join(problems)}. "
+            "Build the model the file was saved from."
         )
 
 
