@@ -277,13 +277,13 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics.statistics import Consumer
+    from subprune.statistics.statistics import ColumnMap
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)
 
     def work() -> Any:
-        gather = ConsumerStatistics(Consumer(torch.arange(d), m), symmetric=True)
+        gather = ConsumerStatistics(ColumnMap(torch.arange(d), m), symmetric=True)
         gather.update(x)
         return greedy(gather.result(w), d, d // 2)
 

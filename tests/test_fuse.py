@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subprune.cut.masking import model_tensors
 from subprune.experiments.models import build
+from subprune.program.program import model_tensors
 from subprune.program.record import record
 
 

@@ -6,7 +6,7 @@ over the units and notice how many there are (norms, means) are computed on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subprune.errors import BudgetError
-from subprune.program.record import Inputs, Op, Program
+from subprune.program.program import Inputs, Op, Override, Program, model_tensors
 from subprune.structure import Group, Structure
 
-__all__ = ["Masked", "keep_mask", "mask", "model_tensors", "overrides"]
+__all__ = ["Masked", "keep_mask", "mask", "overrides"]
 
 Keep = NDArray[np.bool_]
-Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
@@ -54,12 +53,6 @@ def _short(numbers: list[int]) -> str:
         if len(numbers) <= 8
         else f"[{', '.join(map(str, numbers[:8]))}, …] ({len(numbers)} of them)"
     )
-
-
-def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
-    """The parameters and buffers a program reads, under the program's names."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: named[name].detach() for name in program.tensors}
 
 
 class Masked:

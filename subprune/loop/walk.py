@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import Keep, Override, keep_mask, overrides, zero
+from subprune.cut.masking import Keep, keep_mask, overrides, zero
 from subprune.errors import OptionError
 from subprune.fit.least_squares import solve
 from subprune.fit.ridge import Fitted, fit
 from subprune.loop.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.program import parallel
+from subprune.program.program import Override
 from subprune.select.greedy import KeepOrder
 from subprune.select.registry import Method, Ranker, Ranking, Setting
 from subprune.statistics.batchnorm import stored_norms

@@ -16,7 +16,18 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
 
-__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors", "input_count"]
+__all__ = [
+    "Inputs",
+    "Op",
+    "Override",
+    "Program",
+    "Ref",
+    "Value",
+    "call",
+    "flat_tensors",
+    "input_count",
+    "model_tensors",
+]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -74,6 +85,10 @@ class Op:
             if self.module
             else f"{self.name} in the model's own forward"
         )
+
+
+Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
+"""Stands in for one operation of a replay: called with it, its arguments and keyword arguments."""
 
 
 @dataclass
@@ -135,7 +150,7 @@ class Program:
         stop: int | None = None,
         *,
         keep: Callable[[int], bool] | None = None,
-        override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
+        override: Mapping[int, Override] | None = None,
         grad: bool = False,
         fuse: Folds | None = None,
     ) -> dict[int, Tensor]:
@@ -261,6 +276,12 @@ def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {k: _map_refs(x, fetch) for k, x in tree.items()}
     return fetch(tree)
+
+
+def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
+    """The parameters and buffers a program reads, under the program's names."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: named[name].detach() for name in program.tensors}
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import Override, keep_mask, overrides, zero
-from subprune.program.record import Op, Program
+from subprune.cut.masking import keep_mask, overrides, zero
+from subprune.program.program import Op, Override, Program
 from subprune.select.registry import Ranker, Ranking
 from subprune.select.scores import input_units, label_loss
 from subprune.statistics.calibrate import (

@@ -13,10 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch
 from subprune.errors import DataError
-from subprune.program.record import Op, Program
+from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.registry import Ranker
 from subprune.statistics.calibrate import Calibration, consumer_weight, input_position
 from subprune.structure import Consumer, Group

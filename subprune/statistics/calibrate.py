@@ -14,17 +14,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch, folded, signature
 from subprune.errors import DataError, SubpruneError
 from subprune.program import parallel
 from subprune.program.fuse import Folds
-from subprune.program.record import Op, Program, record
+from subprune.program.program import Op, Override, Program, model_tensors
+from subprune.program.record import record
 from subprune.statistics.batchnorm import pooled
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.patches import Convolution
-from subprune.statistics.statistics import Consumer as Reader
-from subprune.statistics.statistics import ConsumerStatistics
+from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
 from subprune.structure import Consumer, Group, Structure, analyse
 
 __all__ = [
@@ -335,16 +334,16 @@ def input_position(op: Op) -> int:
     return 1 if op.kind == "addmm" else 0
 
 
-def reader(consumer: Consumer, program: Program, where: str) -> Reader:
+def reader(consumer: Consumer, program: Program, where: str) -> ColumnMap:
     """How `statistics` sees the consumer."""
     op = program.ops[consumer.use.op]
     shape = program.values[program.tensors[consumer.use.weight]].shape
     units = torch.as_tensor(consumer.columns).repeat(consumer.groups)
     if consumer.use.kind == "linear":
-        return Reader(units, shape[consumer.use.out_dim], None, where)
+        return ColumnMap(units, shape[consumer.use.out_dim], None, where)
     stride, padding, dilation = op.args[3:6]
     conv = Convolution.make(shape[2:], stride, padding, dilation, "zeros", consumer.groups)
-    return Reader(units, shape[0], conv, where)
+    return ColumnMap(units, shape[0], conv, where)
 
 
 class Trace:

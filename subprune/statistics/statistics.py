@@ -22,7 +22,7 @@ from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, s
 __all__ = [
     "RANK_TOLERANCE",
     "Accumulator",
-    "Consumer",
+    "ColumnMap",
     "ConsumerStatistics",
     "Convolution",
     "Statistics",
@@ -296,10 +296,12 @@ def _symmetrise(gram: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Consumer:
-    """How a layer reads units. units: [inputs] int64, unit of each input feature or channel, or -1.
+class ColumnMap:
+    """Which columns of B each unit owns: the paper's map M, for one layer that reads the units.
 
-    conv is None for a linear layer (any leading dimensions, features last).
+    units: [inputs] int64, unit of each input feature or channel, or -1. conv is None for a linear
+    layer (any leading dimensions, features last); a convolution has a column for every channel and
+    kernel position.
     """
 
     units: Tensor
@@ -378,7 +380,7 @@ class ConsumerStatistics:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: ColumnMap,
         symmetric: bool,
         max_bytes: int = MAX_BYTES,
         generator: torch.Generator | None = None,

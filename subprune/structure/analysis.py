@@ -11,7 +11,8 @@ from torch import nn
 
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
-from subprune.program.record import Program, as_inputs, record
+from subprune.program.program import Program
+from subprune.program.record import as_inputs, record
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Group, Structure

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from subprune.program.record import Op, Program, Ref
+from subprune.program.program import Op, Program, Ref
 from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
 
 __all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "arg", "part_of", "ref", "rule", "take"]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
-from subprune.program.record import Program
+from subprune.program.program import Program
 from subprune.structure.flow import Use
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]

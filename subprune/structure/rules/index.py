@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from subprune.program.record import Op
+from subprune.program.program import Op
 from subprune.structure.flow import Flow, arg, ref, rule
 
 __all__: list[str] = []

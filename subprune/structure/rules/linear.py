@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from subprune.program.record import Op
+from subprune.program.program import Op
 from subprune.structure.flow import Flow, Use, arg, ref, rule
 from subprune.structure.labels import FREE, Dim
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from subprune.program.record import Op
+from subprune.program.program import Op
 from subprune.structure.flow import Flow, Origin, arg, part_of, ref, rule, take
 from subprune.structure.labels import FREE, Dim, Ids
 
