@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
+from subprune.program.ops import argument, belongs, kind_of
 
 __all__ = [
     "Inputs",
@@ -74,8 +75,7 @@ class Op:
     @property
     def kind(self) -> str:
         """Name without namespace and overload: ``add``."""
-        parts = str(self.func).split(".")
-        return parts[1] if len(parts) > 1 else parts[0]
+        return kind_of(self.func)
 
     @property
     def where(self) -> str:
@@ -239,10 +239,16 @@ class Program:
 
     def arguments(
         self, op: Op, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Any, ...]:
-        """What an operation would be called with, keyword arguments last."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What an operation would be called with, by position and by keyword."""
         fetch = self._fetch(env, tensors)
-        return tuple(_map_refs(x, fetch) for x in (*op.args, *op.kwargs.values()))
+        return _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
+
+    def argument(
+        self, op: Op, name: str, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
+    ) -> Any:
+        """One of these, by its name in the operation's schema."""
+        return _map_refs(argument(op, name), self._fetch(env, tensors))
 
     def call(self, inputs: Inputs, tensors: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
         """Run the whole program and return its output tensors, flattened."""
@@ -263,7 +269,7 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operation; a view may become a copy, since real tensors can lie in memory in another
     order.
     """
-    if op.kind in ("view", "_unsafe_view"):
+    if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
     return op.func(*args, **kwargs)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
+from subprune.program.ops import belongs
 from subprune.program.program import Program
 from subprune.program.record import as_inputs, record
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
@@ -56,11 +57,11 @@ def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:
     producers: dict[SlotKey, int] = {}
     consumers: dict[SlotKey, list[Use]] = defaultdict(list)
     for use in flow.uses:
-        if use.kind != "depthwise":
+        if not use.depthwise:
             producers.setdefault((use.weight, use.out_dim), use.op)
             consumers[use.weight, use.in_dim].append(use)
     for op in flow.program.ops:
-        if op.kind == "embedding" and op.inputs[0] in flow.origin:
+        if belongs(op, "look-up") and op.inputs[0] in flow.origin:
             producers.setdefault((flow.origin[op.inputs[0]].name, 1), op.index)
     return producers, consumers
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subprune.program.ops import belongs
 from subprune.program.program import Program
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
@@ -176,11 +177,8 @@ class Builder:
 
     def _consumer(self, g: int, use: Use) -> Consumer:
         units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
-        op = self.flow.program.ops[use.op]
-        groups = int(op.args[8]) if use.kind.startswith("conv") else 1
-        return Consumer(
-            layer(self.flow.program, use.weight, use.op), use, units, groups, self._obstacle(use)
-        )
+        name = layer(self.flow.program, use.weight, use.op)
+        return Consumer(name, use, units, self._obstacle(use))
 
     def _obstacle(self, use: Use) -> str:
         """Why least squares cannot rewrite the weight; empty if it can."""
@@ -192,7 +190,7 @@ class Builder:
             return f"{use.weight} is read by other operations too"
         if use.weight in self.tied:
             return f"{use.weight} is tied to another parameter"
-        if use.kind == "conv-transpose":
+        if use.product.transposed:
             return "least squares is not set up for transposed convolutions"
         return ""
 
@@ -219,7 +217,7 @@ class Builder:
             returned = any(v in back for v in op.inputs)
             others = (
                 [v for v in op.inputs if v not in back]
-                if returned and op.kind in ("add", "sub")
+                if returned and belongs(op, "sum of two")
                 else []
             )
             if any(self.labelled.carries(v, g) for v in others):

@@ -34,13 +34,22 @@ class Consumer:
 
     name: str  # module
     use: Use
-    columns: Units  # unit of each position of the weight's input dimension, -1: not of this group
-    groups: int = 1  # of a grouped convolution
+    # unit of each input of one of its groups, [inputs / groups]; -1: not of this group
+    columns: Units
     obstacle: str = ""  # why it cannot be reweighted, empty if it can
 
     @property
     def reweightable(self) -> bool:
         return not self.obstacle
+
+    @property
+    def groups(self) -> int:
+        """Groups of a grouped convolution, all of which read the same units; 1 otherwise."""
+        return self.use.groups
+
+    def units_of(self, count: int) -> Units:
+        """Unit of each of `count` inputs: the columns, once for every group among them."""
+        return np.tile(self.columns, count // max(1, self.columns.size))
 
 
 @dataclass(frozen=True, eq=False)
