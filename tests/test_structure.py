@@ -251,7 +251,7 @@ def test_the_model_is_left_alone(name: str, training: bool) -> None:
         kept = {group.name: range(group.n_units - 1)}
         inputs = as_inputs(example)
         mask(model, structure, kept)(inputs)
-        cut(model, group, range(1, group.n_units), program=structure.program)
+        cut(model, group, range(1, group.n_units))
         prove(model, structure, kept, inputs, tolerance=1e-4)
     assert_unchanged(before, snapshot(model))
 

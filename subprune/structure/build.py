@@ -135,16 +135,16 @@ class Builder:
         )
         name = _name(producers, taken)
         return Group(
-            name,
-            kind,
-            count,
-            slots,
-            producers,
-            followers,
-            consumers,
-            narrowings,
-            first,
-            self.flow.program,
+            name=name,
+            kind=kind,
+            n_units=count,
+            slots=slots,
+            producers=producers,
+            followers=followers,
+            consumers=consumers,
+            narrowings=narrowings,
+            first_op=first,
+            program=self.flow.program,
         )
 
     def _number(self, g: int, made: list[SlotKey]) -> int:

@@ -62,7 +62,7 @@ class Narrowing:
     units: Units  # unit of each position of that dimension, -1: stays
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
     """Units that are cut together everywhere they appear."""
 
@@ -75,8 +75,7 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
-    # the record that the group was found in
-    program: Program | None = field(default=None, repr=False)
+    program: Program = field(repr=False)  # the record that the group was found in
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
