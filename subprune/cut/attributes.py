@@ -132,10 +132,12 @@ def _sync_module(module: nn.Module) -> None:
 
 
 def _sync_conv(m: Any) -> None:
+    # depthwise: one group a channel, before and after
     if m.transposed:
+        if m.groups > 1 and m.in_channels == m.groups:
+            m.groups = m.weight.shape[0]
         m.in_channels, m.out_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
         return
-    # depthwise: one group a channel, before and after
     if m.groups > 1 and m.in_channels == m.groups:
         m.groups = m.weight.shape[0] // (m.out_channels // m.groups)
     m.out_channels, m.in_channels = m.weight.shape[0], m.weight.shape[1] * m.groups

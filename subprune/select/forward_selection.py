@@ -107,7 +107,7 @@ class _Trial:
 
     def _direct(self, consumer: Consumer) -> bool:
         """Whether the consumer's input is there already, so that no other consumer comes before it."""
-        return consumer.use.input in self.env and not consumer.use.product.transposed
+        return consumer.use.input in self.env
 
     def _scales(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
         """Factor of each unit for each candidate: [candidates, n_units]."""

@@ -52,7 +52,12 @@ def column_map(consumer: Consumer, program: Program, where: str) -> ColumnMap:
     own = window(program.ops[use.op])
     if own is None:
         return ColumnMap(units, shape[use.product.made], None, where)
-    conv = Convolution.make(
-        shape[2:], own.stride, own.padding, own.dilation, "zeros", consumer.groups
-    )
+    kernel, groups = shape[2:], own.groups
+    if use.product.transposed:
+        assert not isinstance(own.padding, str)
+        conv = Convolution.transposed(
+            kernel, own.stride, own.padding, own.output_padding, own.dilation, groups
+        )
+        return ColumnMap(units, shape[1] * groups, conv, where)
+    conv = Convolution.make(kernel, own.stride, own.padding, own.dilation, "zeros", groups)
     return ColumnMap(units, shape[0], conv, where)

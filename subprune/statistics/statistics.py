@@ -339,7 +339,7 @@ class ColumnMap:
         """
         if self.conv is None:
             return F.linear(a, weight)
-        padded = self.conv.pad(a)
+        padded = self.conv.pad(self.conv.lay_out(a))
         run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
         return run(
             padded,
@@ -413,8 +413,8 @@ class ConsumerStatistics:
         if self.generator is not None:
             self._add(*random_rows(b, y, self.consumer.conv, self.generator))
             return
-        if b.ndim > 2 and can_shift(self.consumer.conv, tuple(b.shape[2:])):
-            self._add_shifted(b, y, self.consumer.conv)
+        if b.ndim > 2 and can_shift(self.consumer.conv, self.consumer.conv.laid_out(b.shape[2:])):
+            self._add_shifted(self.consumer.conv.lay_out(b), y, self.consumer.conv)
             return
         for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
             part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])

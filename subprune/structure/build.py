@@ -177,6 +177,8 @@ class Builder:
 
     def _consumer(self, g: int, use: Use) -> Consumer:
         units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
+        if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
+            units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)
         return Consumer(name, use, units, self._obstacle(use))
 
@@ -190,8 +192,6 @@ class Builder:
             return f"{use.weight} is read by other operations too"
         if use.weight in self.tied:
             return f"{use.weight} is tied to another parameter"
-        if use.product.transposed:
-            return "least squares is not set up for transposed convolutions"
         return ""
 
     def _kind(self, g: int, made: list[SlotKey], consumers: tuple[Consumer, ...]) -> str:

@@ -94,16 +94,16 @@ def convolution(flow: Flow, op: Op) -> None:
     x, w = argument(op, entry.activation).id, argument(op, entry.weight).id
     xd, wd = flow.dims(x), flow.dims(w)
     _spatial(flow, op, [*xd[2:], *wd[2:]])
-    depthwise = False
+    depthwise = own.groups > 1 and flow.shape(x)[1] == own.groups
     if own.groups == 1:
         flow.match(op, [xd[1], wd[entry.summed]], _INPUT)
         made = wd[entry.made]
-    elif entry.transposed:
-        flow.give_up(op, "a grouped transposed convolution")
+    elif not wd[0]:
+        flow.give_up(op, "a grouped convolution whose weight is not a parameter")
         return
     else:
-        depthwise = flow.shape(w)[1] == 1
-        made = _grouped(flow, op, xd[1], wd, own.groups, flow.shape(w))
+        grouped = _grouped_transposed if entry.transposed else _grouped
+        made = grouped(flow, op, xd[1], wd[0], wd[1], own.groups)
     bias = ref(argument(op, "bias"))
     if bias is not None:
         made = flow.match(op, [made, flow.dims(bias)[0]], _INPUT)
@@ -112,33 +112,39 @@ def convolution(flow: Flow, op: Op) -> None:
 
 
 def _grouped(
-    flow: Flow,
-    op: Op,
-    channels: Dim | None,
-    wd: Sequence[Dim | None],
-    groups: int,
-    shape: Sequence[int],
+    flow: Flow, op: Op, channels: Dim | None, made: Dim, summed: Dim | None, groups: int
 ) -> Dim | None:
-    """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go."""
-    made = wd[0]
-    if not made:
-        flow.give_up(op, "a grouped convolution whose weight is not a parameter")
-        return None
-    per_group = shape[0] // groups
-    if shape[1] == 1:
+    """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go.
+
+    The weight is [outputs, inputs / groups, *kernel], labelled `made` and `summed`.
+    """
+    rows = made[0].reshape(groups, -1)
+    if flow.shape(op.inputs[0])[1] == groups:
         if not channels:
             flow.freeze(op, made, _INPUT)
         else:
-            flow.space.tie(made[0], np.repeat(channels[0], per_group))
+            flow.space.tie(rows, channels[0][:, None])
         return made
-    rows = made[0].reshape(groups, per_group)
     flow.space.tie(rows[1:], rows[:1])
-    if channels and wd[1]:
-        flow.space.tie(channels[0].reshape(groups, -1), wd[1][0][None, :])
+    if channels and summed:
+        flow.space.tie(channels[0].reshape(groups, -1), summed[0][None, :])
     else:
-        flow.freeze(op, wd[1], _INPUT)
+        flow.freeze(op, summed, _INPUT)
         flow.freeze(op, channels, _INPUT)
     return made
+
+
+def _grouped_transposed(
+    flow: Flow, op: Op, channels: Dim | None, summed: Dim, made: Dim | None, groups: int
+) -> Dim | None:
+    """The same for a weight [inputs, outputs / groups, *kernel], labelled `summed` and `made`."""
+    flow.match(op, [channels, summed], _INPUT)
+    if summed[0].size == groups:  # depthwise: each channel makes outputs of its own
+        flow.freeze(op, made, "every channel has the same number of filters")
+        return (np.repeat(summed[0], flow.shape(op.outs[0])[1] // groups),)
+    rows = summed[0].reshape(groups, -1)
+    flow.space.tie(rows[1:], rows[:1])
+    return made and (np.tile(made[0], groups),)
 
 
 @rule("scaled_dot_product_attention")
