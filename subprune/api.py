@@ -16,8 +16,9 @@ from subprune.budget import Demand, Rounding
 from subprune.cut.check import Check, blame, check_groups, few_inputs
 from subprune.cut.model_config import sync_config
 from subprune.cut.surgery import attempt, broken, duplicate, set_tensors
+from subprune.cut.twin import model_outputs
 from subprune.data.batches import batches, take
-from subprune.errors import BudgetError, OptionError, StructureError
+from subprune.errors import BudgetError, DataError, OptionError, StructureError
 from subprune.forecast import Forecast, forecast
 from subprune.loop.ranking import in_order
 from subprune.loop.walk import Walk, walk
@@ -25,6 +26,7 @@ from subprune.measure.stopwatch import Stopwatch
 from subprune.options import Options, PruneOptions, named_options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
+from subprune.program.record import not_taken
 from subprune.progress import Progress, Step, progress_bar
 from subprune.result import Result, make_result
 from subprune.select.presets import find_method
@@ -369,6 +371,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
     )
+    if checked.refused and not checked.able:
+        _check_run(calibration)
     for option, named in (("only", only), ("budgets", budgets)):
         for name, why in checked.refused.items():
             if named is not None and name in list(named):
@@ -379,6 +383,18 @@ def _groups(calibration: Calibration, options: Options) -> Check:
         left = "" if only is None and ignore is None else " of what only= and ignore= leave"
         raise BudgetError(f"nothing in the model{left} can be pruned: {_reasons(calibration)}")
     return replace(checked, able=tuple(able))
+
+
+def _check_run(calibration: Calibration) -> None:
+    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the
+    cut's fault.
+    """
+    inputs = calibration.given[0].inputs
+    try:
+        model_outputs(calibration.model, inputs)
+    except StructureError as error:
+        cause = error.__cause__
+        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
 
 
 def _reasons(calibration: Calibration) -> str:

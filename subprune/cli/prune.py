@@ -22,6 +22,7 @@ from subprune.io.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.plan import unprovable
+from subprune.progress import progress_bar
 from subprune.result import Result
 from subprune.select.presets import find_method
 
@@ -145,8 +146,12 @@ def prune(
     json: o.Json = False,
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
+    watch, shown = Stopwatch(), False if json else None
     choice = DataChoice(data, n_samples, seed, data_dir, resize, mean, std)
-    net = load_model(model, weights)
+    with progress_bar({"loading": 1}, shown) as tick:
+        tick("loading the model")
+        net = load_model(model, weights)
+    watch.lap("loading the model")
     options: dict[str, Any] = {
         "compression": compression,
         "speedup": speedup,
@@ -174,23 +179,25 @@ def prune(
         options["cache"] = output / "cache"
     remarks: dict[str, None] = {}
     choice = replace(choice, model=net, remark=remarks.setdefault)
-    more, verified_on = _more_data(choice, verify, train_data, by_accuracy)
+    with progress_bar({"loading": 1}, shown) as tick:
+        tick("loading the data")
+        more, verified_on = _more_data(choice, verify, train_data, by_accuracy)
+        inputs = load_data(choice)
     options.update(more)
-    inputs = load_data(choice)
+    watch.lap("loading the data")
     if dry_run:
         for text in remarks:
             say(text)
-        _show_forecast(
-            run(net, inputs, dry_run=True, progress=False if json else None, **options), json
-        )
+        _show_forecast(run(net, inputs, dry_run=True, progress=shown, **options), json)
         return
     why = unprovable(method, options)
     if guarantees and why:
         raise OptionError(f"--guarantees: {why}")
     _check_output(output)
-    result = run(net, inputs, time_calls=time, progress=False if json else None, **options)
+    result = run(net, inputs, time_calls=time, progress=shown, **options)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
-        result = _guaranteed(result, net, load_data(choice), False if json else None)
+        result = _guaranteed(result, net, choice, shown)
+    result = _waited(result, {**watch.parts, **result.report.parts})
     result = replace(result, report=replace(result.report, notes=(*remarks, *result.report.notes)))
     _write(result, output, json, verified_on)
 
@@ -237,7 +244,13 @@ def _check_output(output: Path) -> None:
     (output / ".subprune").unlink()
 
 
-def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) -> Result:
+def _waited(result: Result, parts: dict[str, float]) -> Result:
+    """The result with all parts of the time that the user waited."""
+    report = replace(result.report, seconds=sum(parts.values()), parts=parts)
+    return replace(result, report=report)
+
+
+def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | None) -> Result:
     """The result with bounds for what was selected, as it was selected; their time counts too."""
     from subprune.guarantees import guarantees
 
@@ -247,7 +260,7 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     try:
         proven = guarantees(
             net,
-            inputs,
+            load_data(choice),
             form=find_method(plan.method).form,
             budgets=plan.counts,
             progress=progress,
@@ -257,11 +270,7 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     except SubpruneError as error:  # the pruned model is not to be lost
         say(f"no bounds in the report: {error}")
     watch.lap("guarantees")
-    report = result.report
-    parts = {**report.parts, **watch.parts}
-    return replace(
-        result, report=replace(report, seconds=report.seconds + watch.seconds, parts=parts)
-    )
+    return _waited(result, {**result.report.parts, **watch.parts})
 
 
 def _show_forecast(seen: Forecast, json: bool) -> None:
