@@ -14,8 +14,9 @@ from workloads import RESIDUAL, Place, synthetic
 import subprune
 from subprune.experiments.models import build
 from subprune.select.greedy import greedy
+from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products
-from subprune.statistics.statistics import ColumnMap, ConsumerStatistics, Convolution
+from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
 
 REPEATS = 3
 

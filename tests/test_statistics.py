@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.statistics.patches import Convolution, conv_rows, patches
 from subprune.statistics.shifts import can_shift, shifted_products
 from subprune.statistics.statistics import (
     Accumulator,
     ColumnMap,
     ConsumerStatistics,
-    Convolution,
     Statistics,
-    conv_rows,
-    patches,
     unit_count,
 )
 

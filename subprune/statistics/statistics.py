@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
-from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, patches, random_rows
+from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 
 __all__ = [
@@ -24,10 +24,7 @@ __all__ = [
     "Accumulator",
     "ColumnMap",
     "ConsumerStatistics",
-    "Convolution",
     "Statistics",
-    "conv_rows",
-    "patches",
     "unit_count",
 ]
 
