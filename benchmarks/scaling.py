@@ -13,8 +13,9 @@ from workloads import RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.select.greedy import greedy
+from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products
-from subprune.statistics.statistics import Consumer, ConsumerStatistics, Convolution
+from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
 from subprune.zoo.models import build
 
 REPEATS = 3
@@ -44,7 +45,7 @@ def by_rows() -> list[tuple[int, float]]:
         x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
 
         def work(x: torch.Tensor = x) -> None:
-            ConsumerStatistics(Consumer(torch.arange(512), 512), symmetric=True).update(x)
+            ConsumerStatistics(ColumnMap(torch.arange(512), 512), symmetric=True).update(x)
 
         found.append((rows, best(work)))
     return found

@@ -20,7 +20,8 @@ import subprune
 from subprune.data.batches import batches
 from subprune.loop.ranking import in_order
 from subprune.select.greedy import greedy
-from subprune.statistics.calibrate import Calibration, group_statistics, reader
+from subprune.statistics.calibrate import Calibration, group_statistics
+from subprune.statistics.consumers import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.statistics import ConsumerStatistics, Statistics
 from subprune.structure import Group
@@ -84,7 +85,7 @@ def layer_operations(group: Group, calibration: Calibration) -> tuple[float, flo
     gram = cross = elimination = 0.0
     count = sum(b.size for b in calibration.batches)
     for consumer in group.reweightable:
-        how = reader(consumer, program, consumer.name)
+        how = column_map(consumer, program, consumer.name)
         op = program.ops[consumer.use.op]
         out = program.values[op.outs[0]].shape
         positions = 1 if how.conv is None else int(torch.tensor(out[2:]).prod())
@@ -161,7 +162,7 @@ def _allowance(calibration: Calibration, groups: list[Group]) -> int:
     """
     program = calibration.structure.program
     widest = max(
-        len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
+        len(column_map(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
     )
     share = sum(b.size for b in calibration.batches) / calibration.batches[0].size
     largest = max(_bytes(program, v) for op in program.ops for v in op.outs)
@@ -228,7 +229,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
 def _activations(group: Group, run: Any) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns, as the paper has them."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     index = consumer.use.op
     inputs = torch.cat([run.argument(index, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
@@ -278,13 +279,13 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics.statistics import Consumer
+    from subprune.statistics.statistics import ColumnMap
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)
 
     def work() -> Any:
-        gather = ConsumerStatistics(Consumer(torch.arange(d), m), symmetric=True)
+        gather = ConsumerStatistics(ColumnMap(torch.arange(d), m), symmetric=True)
         gather.update(x)
         return greedy(gather.result(w), d, d // 2)
 

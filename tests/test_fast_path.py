@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from subprune.data.batches import batches
 from subprune.loop.ranking import in_order
 from subprune.select.greedy import KeepOrder, greedy
-from subprune.statistics.calibrate import Calibration, Run, group_statistics, reader
+from subprune.statistics.calibrate import Calibration, Run, group_statistics
+from subprune.statistics.consumers import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.structure import Group
 from subprune.zoo.datasets import load
@@ -49,7 +50,7 @@ def at_consumer(model: nn.Module, images: Tensor, name: str) -> tuple[Group, Run
 def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     inputs = torch.cat([run.argument(consumer.use.op, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
     return rows, how.weight_blocks(run.tensors[consumer.use.weight])[0], how.column_units()[0]

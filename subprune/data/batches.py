@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import plain_item, read
 from subprune.errors import DataError
-from subprune.program.record import Inputs
+from subprune.program.program import Inputs
 
 __all__ = [
     "Batch",

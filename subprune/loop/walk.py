@@ -14,16 +14,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import Keep, Override, keep_mask, overrides, zero
+from subprune.cut.masking import Keep, keep_mask, overrides, zero
 from subprune.errors import OptionError
 from subprune.fit.least_squares import solve
 from subprune.fit.ridge import Fitted, fit
 from subprune.loop.ranking import Tick, begin, gather, in_order, ranking_of, room
 from subprune.program import parallel
+from subprune.program.program import Override
 from subprune.select.greedy import KeepOrder
 from subprune.select.registry import Method, Ranker, Ranking, Setting
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibrate import Calibration, Passage, Run, consumer_weight, scale_units
+from subprune.statistics.calibrate import Calibration, Passage, Run
+from subprune.statistics.consumers import consumer_weight, scale_units, stored_weight
 from subprune.structure import Consumer, Group
 
 __all__ = ["Decision", "Walk", "alone", "walk"]
@@ -289,7 +291,7 @@ def _as_weight(
     old = tensors[consumer.use.weight]
     rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · kernel positions]
     new = rows.reshape(consumer_weight(consumer, tensors).shape).to(old)
-    return new.transpose(0, 1) if consumer.use.in_dim == 0 else new
+    return stored_weight(consumer, new)
 
 
 def _measure_plain(ranker: Ranker, decision: Decision, current: Run) -> None:

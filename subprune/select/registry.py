@@ -15,7 +15,8 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
 from subprune.select.greedy import KeepOrder
-from subprune.statistics.calibrate import FORMS, Calibration, Run, consumer_weight, group_statistics
+from subprune.statistics.calibrate import FORMS, Calibration, Run, group_statistics
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
 from subprune.structure import Group

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from subprune.select.registry import Ranker, Ranking, order_by
-from subprune.statistics.calibrate import Trace, consumer_weight, reader
+from subprune.statistics.calibrate import Trace
+from subprune.statistics.consumers import column_map, consumer_weight
 from subprune.statistics.patches import MAX_BYTES, conv_rows
 
 __all__ = ["DELTA", "Sensitivity", "distinct", "draws_for", "max_shares", "sampled", "sensitivity"]
@@ -122,7 +123,7 @@ def _sensitivity(ranker: Ranker) -> Sensitivity:
     total = torch.zeros(group.n_units, dtype=torch.float64)
     sums = 1
     for consumer in group.reweightable:
-        own = reader(consumer, program, f"layer {consumer.name!r}")
+        own = column_map(consumer, program, f"layer {consumer.name!r}")
         weights = own.weight_blocks(consumer_weight(consumer, dense.tensors))
         inputs: list[Tensor] = []
         trace = Trace([consumer], lambda n, c, x, y, seen=inputs: seen.append(x))  # type: ignore[misc]

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from subprune.data.batches import Batch
 from subprune.errors import DataError
 from subprune.program.borrow import borrowed
-from subprune.program.fuse import NORMS
+from subprune.program.ops import argument, norm
 from subprune.program.program import Program, Ref, call
 
 __all__ = ["BATCHNORM", "pooled", "recalibrate", "stored_norms"]
@@ -69,10 +69,13 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
     """
     found: dict[int, tuple[str, str]] = {}
     for op in program.ops:
-        if op.kind in NORMS and not (op.kind == "native_batch_norm" and op.args[5]):
-            names = [program.values[a.id].name for a in op.args[3:5] if isinstance(a, Ref)]
-            if len(names) == 2 and all(names):
-                found[op.index] = (names[0], names[1])
+        entry = norm(op)
+        if entry is None or entry.stored is None or entry.measures(op):
+            continue
+        refs = [argument(op, name) for name in entry.stored]
+        names = [program.values[r.id].name for r in refs if isinstance(r, Ref)]
+        if len(names) == 2 and all(names):
+            found[op.index] = (names[0], names[1])
     uses = Counter(found.values())
     # a shared one has no single right value
     return {i: names for i, names in found.items() if uses[names] == 1}

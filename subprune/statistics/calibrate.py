@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch, folded, signature
 from subprune.errors import DataError
 from subprune.program import parallel
 from subprune.program.fuse import Folds
-from subprune.program.record import Op, Program, record_given
+from subprune.program.ops import activation, argument
+from subprune.program.program import Op, Override, Program, model_tensors
+from subprune.program.record import record_given
 from subprune.statistics.batchnorm import pooled
+from subprune.statistics.consumers import column_map, consumer_weight
 from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.patches import Convolution
-from subprune.statistics.statistics import Consumer as Reader
 from subprune.statistics.statistics import ConsumerStatistics
 from subprune.structure import Consumer, Group, Structure, analyse
 
@@ -32,11 +32,7 @@ __all__ = [
     "Calibration",
     "Run",
     "Trace",
-    "consumer_weight",
     "group_statistics",
-    "input_position",
-    "reader",
-    "scale_units",
 ]
 
 FORMS = ("layer", "sequential", "asymmetric")
@@ -163,7 +159,8 @@ class Run:
         """
         program = self.programs[batch]
         op = program.ops[index]
-        return program.arguments(op, self.envs[batch], self.tensors_of(batch))[input_position(op)]
+        own: Tensor = program.argument(op, activation(op), self.envs[batch], self.tensors_of(batch))
+        return own
 
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""
@@ -283,57 +280,6 @@ def _record(model: nn.Module, batch: Batch) -> Program:
 # ---- one consumer --------------------------------------------------------------------------------
 
 
-def plain_output(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, Tensor | None]:
-    """The product of a linear or convolution operation without its bias, and the bias."""
-    if op.kind == "addmm":
-        return torch.mm(args[1], args[2]), args[0]
-    bias = args[2] if len(args) > 2 else None
-    if op.kind in ("mm", "matmul") or bias is None:
-        return op.func(*args), None
-    return op.func(*args[:2], None, *args[3:]), bias
-
-
-def with_bias(op: Op, y: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
-        return y
-    return y + (bias.reshape(-1, *[1] * (y.ndim - 2)) if op.kind == "convolution" else bias)
-
-
-def consumer_weight(consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The consumer's weight with outputs first: [outputs, inputs / groups, *kernel]."""
-    weight = tensors[consumer.use.weight]
-    return weight.transpose(0, 1) if consumer.use.in_dim == 0 else weight
-
-
-def scale_units(consumer: Consumer, tensors: dict[str, Tensor], scale: Tensor) -> None:
-    """Multiply the weights that read unit i by scale[i]; the tensor is replaced, never written
-    into.
-    """
-    old = tensors[consumer.use.weight]
-    units = torch.as_tensor(consumer.columns)
-    factor = torch.where(units >= 0, scale.cpu()[units.clamp(min=0)], 1.0).to(old)
-    shape = [1] * old.ndim
-    shape[consumer.use.in_dim] = -1
-    tensors[consumer.use.weight] = old * factor.reshape(shape)
-
-
-def input_position(op: Op) -> int:
-    """Which argument of a linear, convolution or norm operation is the activation."""
-    return 1 if op.kind == "addmm" else 0
-
-
-def reader(consumer: Consumer, program: Program, where: str) -> Reader:
-    """How `statistics` sees the consumer."""
-    op = program.ops[consumer.use.op]
-    shape = program.values[program.tensors[consumer.use.weight]].shape
-    units = torch.as_tensor(consumer.columns).repeat(consumer.groups)
-    if consumer.use.kind == "linear":
-        return Reader(units, shape[consumer.use.out_dim], None, where)
-    stride, padding, dilation = op.args[3:6]
-    conv = Convolution.make(shape[2:], stride, padding, dilation, "zeros", consumer.groups)
-    return Reader(units, shape[0], conv, where)
-
-
 class Trace:
     """What passes a group's consumers during an advance of a run: inputs, and outputs without bias."""
 
@@ -350,16 +296,18 @@ class Trace:
         return {c.use.op: self._stand_in(c, outputs) for c in self.consumers}
 
     def _stand_in(self, consumer: Consumer, outputs: bool) -> Override:
+        entry = consumer.use.product
+
         def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             number = self.batch.get(op.index, 0)
             self.batch[op.index] = number + 1
-            x = args[input_position(op)]
+            x = argument(op, entry.activation, args, kwargs)
             if not outputs:
                 self.see(number, consumer, x, None)
                 return op.func(*args, **kwargs)
-            y, bias = plain_output(op, (*args, *kwargs.values()))
+            y, bias = entry.without_bias(op, args, kwargs)
             self.see(number, consumer, x, y)
-            return with_bias(op, y, bias)
+            return entry.with_bias(op, y, bias)
 
         return run
 
@@ -392,7 +340,7 @@ def group_statistics(
     consumers = sorted(group.reweightable, key=lambda c: c.use.op)
     program, symmetric = current.programs[0], form != "asymmetric"
     folds = 1 + max(current.folds)
-    readers = {c.use.op: reader(c, program, f"layer {c.name!r}") for c in consumers}
+    readers = {c.use.op: column_map(c, program, f"layer {c.name!r}") for c in consumers}
     gather = {
         op: [
             ConsumerStatistics(own, symmetric, generator=generator, clip=clip) for _ in range(folds)
