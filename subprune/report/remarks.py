@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from subprune.messages import Message
 from subprune.plan import Plan
 
 __all__ = ["fit_remarks"]
@@ -44,9 +45,14 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
         )
     if large := [g for g in fits if g.growth > _GROWTH]:
         worst = max(large, key=lambda g: g.growth)
-        yield (
-            f"{_groups(len(large))} left with large weights (most of all {worst.name}: {worst.growth:.0f} times the "
-            "old norm), which rounding and other inputs may upset; give more inputs, or a ridge such as ridge=0.01"
+        yield Message(
+            "{groups} left with large weights (most of all {worst}: {growth:.0f} times the old "
+            "norm), which rounding and other inputs may upset; give more inputs, or a ridge such "
+            "as {ridge=}",
+            groups=_groups(len(large)),
+            worst=worst.name,
+            growth=worst.growth,
+            ridge=0.01,
         )
 
 
