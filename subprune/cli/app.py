@@ -18,8 +18,8 @@ from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
-from subprune.cli.flags import in_flags
 from subprune.errors import SubpruneError
+from subprune.messages import FLAGS, KEYS
 
 __all__ = ["app", "main"]
 
@@ -90,8 +90,8 @@ def main() -> None:
 def _explain(error: Exception, args: list[str]) -> None:
     """One line on what went wrong, and the exit code that fits."""
     if isinstance(error, SubpruneError):
-        grid = args[:1] == ["experiment"]  # where name=value is how things are written
-        _fail(str(error) if grid else in_flags(str(error)), 2)
+        grid = args[:1] == ["experiment"]  # whose options stand in a configuration file
+        _fail(error.spelled(KEYS if grid else FLAGS), 2)
     show = getattr(error, "show", None)
     if callable(show):  # an unknown option, a missing value: the command line library words these
         show()

@@ -13,6 +13,7 @@ from typing import Any
 
 from subprune.errors import OptionError, closest
 from subprune.experiments.config import Config
+from subprune.statistics.batchnorm import BatchNorm
 
 __all__ = ["CURVES_OF", "DENSE", "Cell", "Job", "cells_of", "jobs_of", "parse_filters", "select"]
 
@@ -37,7 +38,7 @@ class Cell:
     dataset: str
     method: str
     reweight: bool
-    batchnorm: str
+    batchnorm: BatchNorm
     target: str
     value: float
     finetune: str
@@ -89,7 +90,7 @@ class Cell:
         network.
         """
         # the one that is part of pruning
-        batchnorm = "sequential" if self.batchnorm == "sequential" else "keep"
+        batchnorm: BatchNorm = "sequential" if self.batchnorm == "sequential" else "keep"
         return dataclasses.replace(
             self, batchnorm=batchnorm, finetune="none", finetune_epochs=0, test=0
         )
@@ -148,7 +149,7 @@ def _cell(
     method: str,
     value: float,
     reweight: bool,
-    batchnorm: str,
+    batchnorm: BatchNorm,
     finetune: str,
     seed: int,
 ) -> Cell:

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -31,6 +31,7 @@ from subprune.program.borrow import given_back
 from subprune.progress import Step, progress_bar
 from subprune.select.greedy import KeepOrder, greedy
 from subprune.select.presets import Method, Ranker
+from subprune.select.registry import Patches
 from subprune.statistics.calibrate import FORMS, Calibration
 from subprune.statistics.statistics import Statistics
 from subprune.structure import Group
@@ -38,7 +39,7 @@ from subprune.structure.choose import choose_groups
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 
-PATCHES = ("all", "random")
+PATCHES = get_args(Patches)
 
 
 @dataclass(frozen=True)
