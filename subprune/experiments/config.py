@@ -17,7 +17,7 @@ from subprune.experiments.datasets import dataset_names
 from subprune.experiments.models import model_names
 from subprune.experiments.training import recipe_names
 from subprune.select.presets import METHODS, find_method
-from subprune.statistics.batchnorm import BATCHNORM, BatchNorm
+from subprune.statistics.batchnorm import BATCHNORM
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -83,7 +83,7 @@ class Config:
     layerwise: str = "equal-accuracy"
     curves: dict[str, str] = dataclasses.field(default_factory=dict)
     reweight: tuple[bool, ...] = (True, False)
-    batchnorm: tuple[BatchNorm, ...] = ("keep",)
+    batchnorm: tuple[str, ...] = ("keep",)
     finetune: tuple[str, ...] = ("none",)
     seeds: tuple[int, ...] = (42, 43, 44, 45, 46)
     batches: int = 4

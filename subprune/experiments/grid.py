@@ -13,7 +13,6 @@ from typing import Any
 
 from subprune.errors import OptionError, closest
 from subprune.experiments.config import Config
-from subprune.statistics.batchnorm import BatchNorm
 
 __all__ = ["CURVES_OF", "DENSE", "Cell", "Job", "cells_of", "jobs_of", "parse_filters", "select"]
 
@@ -38,7 +37,7 @@ class Cell:
     dataset: str
     method: str
     reweight: bool
-    batchnorm: BatchNorm
+    batchnorm: str
     target: str
     value: float
     finetune: str
@@ -90,7 +89,7 @@ class Cell:
         network.
         """
         # the one that is part of pruning
-        batchnorm: BatchNorm = "sequential" if self.batchnorm == "sequential" else "keep"
+        batchnorm = "sequential" if self.batchnorm == "sequential" else "keep"
         return dataclasses.replace(
             self, batchnorm=batchnorm, finetune="none", finetune_epochs=0, test=0
         )
@@ -149,7 +148,7 @@ def _cell(
     method: str,
     value: float,
     reweight: bool,
-    batchnorm: BatchNorm,
+    batchnorm: str,
     finetune: str,
     seed: int,
 ) -> Cell:
