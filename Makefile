@@ -36,7 +36,7 @@ demo: $(BASE)
 test: lint types unit
 
 # The numerical core, structure discovery and the figures of reports: no training, no browser, no processes.
-QUICK := greedy reweight objective statistics scores select fuse model_config adding_a_method
+QUICK := greedy reweight objective statistics scores select fuse structure trust_figures
 quick: lint
 	$(TESTED) $(BIN)/python -m pytest -q -n auto --dist load $(QUICK:%=tests/test_%.py)
 

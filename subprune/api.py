@@ -16,8 +16,9 @@ from subprune.budget import Demand, Rounding
 from subprune.cut.check import Check, blame, check_groups, few_inputs
 from subprune.cut.model_config import sync_config
 from subprune.cut.surgery import attempt, broken, duplicate, set_tensors
+from subprune.cut.twin import model_outputs
 from subprune.data.batches import batches, take
-from subprune.errors import BudgetError, StructureError
+from subprune.errors import BudgetError, DataError, StructureError
 from subprune.keywords import takes
 from subprune.loop.ranking import in_order
 from subprune.loop.walk import Walk, walk
@@ -26,6 +27,7 @@ from subprune.messages import Message, joined
 from subprune.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
+from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
@@ -292,6 +294,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
     )
+    if checked.refused and not checked.able:
+        _check_run(calibration)
     for option, named in (("only", only), ("budgets", budgets)):
         for name, why in checked.refused.items():
             if named is not None and name in list(named):
@@ -309,6 +313,18 @@ def _groups(calibration: Calibration, options: Options) -> Check:
             )
         )
     return replace(checked, able=tuple(able))
+
+
+def _check_run(calibration: Calibration) -> None:
+    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the
+    cut's fault.
+    """
+    inputs = calibration.given[0].inputs
+    try:
+        model_outputs(calibration.model, inputs)
+    except StructureError as error:
+        cause = error.__cause__
+        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
 
 
 def _reasons(calibration: Calibration) -> str:

@@ -10,12 +10,14 @@ from typing import Any
 from torch import nn
 
 from subprune.cut.check import Check, check_code
+from subprune.data.batches import examples
 from subprune.errors import closest
 from subprune.messages import Message
+from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
 from subprune.program.program import input_count
-from subprune.program.record import as_inputs
-from subprune.structure.analysis import find_groups
+from subprune.program.record import record_given
+from subprune.structure.analysis import analyse
 from subprune.structure.cost import CostModel, Ints
 from subprune.structure.groups import Group, Structure
 
@@ -135,7 +137,9 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     with fewer units in every group, so that groups which its own code cannot do without are known;
     it is not changed.
     """
-    structure = find_groups(model, example_inputs)
+    check_kind(model)
+    given = examples(model, example_inputs)
+    structure = analyse(record_given(model, given, "the example inputs"))
     cost = CostModel(model, structure)
     read = {v for op in structure.program.ops for v in op.inputs}
     seen = {name for name, vid in structure.program.tensors.items() if vid in read}
@@ -145,8 +149,8 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
         for name, _ in model.named_parameters()
         if name not in seen and not any(name.startswith(o + ".") for o in hidden)
     )
-    checked = check_code(model, structure, as_inputs(example_inputs))
-    inputs = input_count(as_inputs(example_inputs))
+    checked = check_code(model, structure, given)
+    inputs = input_count(given)
     rows = tuple(_row(group, cost, checked, inputs) for group in structure.groups)
     return Inspection(
         type(model).__name__,
@@ -165,8 +169,9 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
     if group.name in checked.refused:
         obstacles = [f"cannot be cut: {checked.refused[group.name]}"]
     if group.name in checked.multiples:
+        multiple = checked.multiples[group.name]
         obstacles.append(
-            f"cut to multiples of {checked.multiples[group.name]}: the model's code takes no others"
+            f"cut to multiples of {multiple}: the model's code fails with others that were tried"
         )
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append(

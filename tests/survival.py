@@ -9,19 +9,21 @@ import random
 import sys
 import threading
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from zoo_odd import Memory
 
 import subprune
 from subprune.program.program import flat_tensors
 
 PACKAGE = str(Path(subprune.__file__).parent)
+OBJECTS = (Memory, SimpleNamespace)
 
 
 def picture(model: nn.Module, data: Any = ()) -> dict[str, Any]:
@@ -49,6 +51,12 @@ def _held(x: Any) -> Any:
         return id(x), [(key, _held(value)) for key, value in x.items()]
     if isinstance(x, list | set | tuple):
         return id(x), [_held(value) for value in x]
+    if isinstance(x, torch.Generator):
+        return id(x), x.get_state().numpy().tobytes()
+    if isinstance(x, random.Random | np.random.Generator):
+        return id(x), str(x.getstate() if isinstance(x, random.Random) else x.bit_generator.state)
+    if isinstance(x, OBJECTS):
+        return id(x), _held(vars(x)), _values_and_versions(flat_tensors(vars(x)))
     return x if isinstance(x, bool | int | float | str) else id(x)
 
 
@@ -58,9 +66,13 @@ def _tensors(model: nn.Module) -> list[Any]:
         for m in model.modules()
         for x in flat_tensors([v for v in vars(m).values() if not _is_table(v)])
     ]
+    return _values_and_versions([*model.parameters(), *model.buffers(), *plain])
+
+
+def _values_and_versions(tensors: list[Tensor]) -> list[Any]:
     return [
         (type(x), x.dtype, x.requires_grad, id(x.grad), x._version, x.detach().numpy().tobytes())
-        for x in [*model.parameters(), *model.buffers(), *plain]
+        for x in tensors
     ]
 
 

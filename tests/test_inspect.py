@@ -95,3 +95,11 @@ def test_an_unknown_group_is_refused_with_the_nearest_and_all_names() -> None:
         match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2",
     ):
         table["conv11"]
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "branching"])
+def test_modules_run_as_a_whole_are_called_by_their_own_names(name: str) -> None:
+    said = str(inspect(*ZOO[name].build()))
+    whole = {"branching": "branch"}.get(name, name)
+    assert f"fc2: goes into '{whole}': " in said
+    assert "opaque" not in said

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from test_transformers_models import CACHE, COMMON
 from torch import Tensor, nn
 from zoo import ZOO, clone, gap, run, some_units
+from zoo_odd import Noisy
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
@@ -222,6 +223,15 @@ def test_rounding_noise_where_float64_cannot_be_run() -> None:
     assert found.noise is not None
     assert found.gap <= 10 * found.noise
     assert "last place" in found.remark
+
+
+def test_noise_of_the_model_is_not_taken_for_a_wrong_index() -> None:
+    """Twin and cut model draw the same random numbers."""
+    torch.manual_seed(0)
+    model, x = Noisy().eval(), torch.randn(64, 4)
+    result = prune(model, x, keep=0.5, **QUIET)
+    assert result.plan.counts == {"fc1": 3, "fc2": 2}
+    assert not any("left whole" in note or "rounding" in note for note in result.report.notes)
 
 
 def wrong(structure: Structure, name: str) -> Structure:

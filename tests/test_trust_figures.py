@@ -4,14 +4,19 @@ whole seconds.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from run_cli import Run, runner
 from torch import Tensor, nn
+from zoo import ZOO
 
 import subprune
 from subprune.budget import accuracy_curves
@@ -19,18 +24,23 @@ from subprune.budget.latency import LatencyTarget
 from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
-from subprune.measure.answers import read
+from subprune.measure.answers import read, read_program
 from subprune.measure.compare import Comparison, compare
 from subprune.measure.figures import Latency, accuracy, count_flops
 from subprune.measure.stopwatch import Stopwatch
 from subprune.program.record import record
 from subprune.program.recurrent import recurrent_flops
-from subprune.progress import Step
+from subprune.progress import Step, progress_bar
 from subprune.report import Report
 from subprune.select.presets import find_method
 from subprune.statistics.calibrate import Calibration
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys)
 
 
 def batch(*inputs: Tensor, labels: Tensor | None = None) -> Batch:
@@ -169,6 +179,27 @@ def test_what_an_output_answers(name: str) -> None:
     assert (reading.dim, reading.kind) == (dim, kind)
 
 
+ANSWERS = {
+    "lenet": "input",
+    "lstm": "input",
+    "gru": "input",
+    "segmenter": "pixel",
+    "fused-qkv": "token",
+    "gqa-sdpa": "token",
+    "denoiser": "",
+    "regression": "",
+    "autoencoder": "",
+    "super-resolution": "",
+    "massive": "",
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_networks_of_the_zoo_answer(name: str) -> None:
+    model, example = ZOO[name].build()
+    assert read_program(record(model, ((example,), {})), batch(example)).kind == ANSWERS[name]
+
+
 def test_labels_decide_what_an_output_answers() -> None:
     x = torch.randn(4, 3, 6, 6)
     pixels = torch.randint(0, 3, (4, 6, 6))
@@ -177,6 +208,89 @@ def test_labels_decide_what_an_output_answers() -> None:
     assert read(torch.randn(4, 5), batch(x, labels=torch.randn(4, 5))).dim is None
     assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 9, (4, 5)))).dim == 1
     assert read(torch.randn(4, 9, 5), batch(x, labels=torch.randint(0, 5, (4, 9)))).dim == 2
+
+
+def test_targets_beside_the_inputs_are_labels() -> None:
+    """(inputs, targets) as data sets have them: several numbers, masks of pixels, tokens to come."""
+    torch.manual_seed(0)
+    rows, pixels = torch.randn(40, 6), torch.randn(40, 3, 6, 6)
+    regression = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4))
+    segmenter = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    targets = torch.randn(40, 4)
+    for data in ((rows, targets), [(rows, targets)], list(zip(rows, targets, strict=True))):
+        report = subprune.prune(regression, data, keep=0.5, **QUIET).report
+        assert math.isnan(report.agreement)
+        assert "relative output error" in str(report)
+    report = subprune.prune(
+        segmenter, (pixels, torch.randint(0, 3, (40, 6, 6))), keep=0.5, **QUIET
+    ).report
+    assert (report.fitted.kind, report.fitted.answers) == ("pixel", 1440)
+    assert report.accuracy is not None
+    with pytest.raises(DataError, match="class numbers as labels, and these are fractions"):
+        subprune.prune(
+            regression, (rows, targets[:, 0]), keep=0.5, method="layer-act-grad", **QUIET
+        )
+    # single images, each with three numbers to be met
+    images = list(zip(pixels, torch.randn(40, 3), strict=True))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    )
+    report = subprune.prune(model, images, keep=0.5, **QUIET).report
+    assert (report.samples, report.fitted.kind) == (40, "")
+
+
+def test_an_argument_that_the_model_has_a_use_for_is_no_label() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+
+        def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+            return self.out(self.words(ids))
+
+    ids, mask = torch.randint(0, 11, (4, 6)), torch.ones(4, 6, dtype=torch.int64)
+    assert batches((ids, mask), Masked())[0].labels is None
+    last = batches((ids, mask, ids), Masked())[0].labels
+    assert last is not None
+    assert torch.equal(last, ids)
+
+
+TWO_LAYERS = """
+from torch import nn
+def build():
+    return nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
+"""
+
+
+def test_targets_of_a_file_stay_numbers(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fractions are not cut down to class numbers; class numbers saved as fractions are what they
+    are.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(TWO_LAYERS)
+    found = {}
+    for name, labels in (
+        ("numbers", torch.randn(40, 3).numpy()),
+        ("classes", np.arange(40) % 3 + 0.0),
+    ):
+        np.savez(f"{name}.npz", x=torch.randn(40, 6).numpy(), labels=labels)
+        args = (
+            "--model",
+            "net.py:build",
+            "--data",
+            f"{name}.npz",
+            "--keep",
+            0.5,
+            "--no-time-calls",
+            "--json",
+        )
+        found[name] = json.loads(run("prune", *args, "--no-guarantees").out)
+    assert found["numbers"]["fitted"]["agreement"] is None
+    assert found["numbers"]["accuracy"] is None
+    assert found["classes"]["fitted"]["agreement"] is not None
+    assert found["classes"]["accuracy"] is not None
 
 
 # ---- comparisons ---------------------------------------------------------------------------------
@@ -530,6 +644,50 @@ def test_seconds_are_what_the_user_waited(deep: tuple[nn.Module, Tensor]) -> Non
     assert shown in str(report)
     assert shown in report.to_html()
     assert Report.from_json(report.to_json()).parts.keys() == report.parts.keys()
+
+
+SLOW_FILE = """
+import time, torch
+def build():
+    time.sleep(0.3)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+def inputs():
+    time.sleep(0.4)
+    return torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+"""
+
+
+@pytest.mark.parametrize("bounds", ["--guarantees", "--no-guarantees"])
+def test_a_command_counts_and_shows_what_it_loads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bounds: str
+) -> None:
+    """A slow model and slow data, which are read again for the bounds."""
+    monkeypatch.chdir(tmp_path)
+    Path("slow.py").write_text(SLOW_FILE)
+    monkeypatch.setattr(
+        "subprune.cli.prune.progress_bar", lambda stages, shown: progress_bar(stages, steps.append)
+    )
+    steps: list[Step] = []
+    args = (
+        "--model",
+        "slow.py:build",
+        "--data",
+        "slow.py:inputs",
+        "--keep",
+        0.5,
+        "--no-time-calls",
+        "--json",
+    )
+    done = run("prune", *args, bounds)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    parts = report["parts"]
+    assert list(parts)[:3] == ["loading the model", "loading the data", "reading data"]
+    assert parts["loading the model"] >= 0.3
+    assert parts["loading the data"] >= 0.4
+    assert parts.get("guarantees", 1) >= 0.4
+    assert report["seconds"] == pytest.approx(sum(parts.values()), rel=1e-3)
+    assert [s.text for s in steps] == ["loading the model", "done", "loading the data", "done"]
 
 
 PROGRESS: dict[str, dict[str, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -412,6 +413,49 @@ def test_whole_numbers_and_mixed_models_are_left_alone() -> None:
     assert take(X.double(), mixed).batches[0].inputs[0][0].dtype == torch.float64
 
 
+# ---- examples ------------------------------------------------------------------------------------
+
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    **{kind: make for kind, make in WHOLE.items() if "dict" not in kind},
+    "float64": lambda: X.double(),
+    "float64 array": lambda: X.double().numpy(),
+    "arguments": lambda: [X],
+    "array in a tuple": lambda: (X.double().numpy(),),
+}
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_an_example_is_whatever_can_be_pruned_with(kind: str) -> None:
+    model = Net().eval()
+    seen = subprune.inspect(model, EXAMPLES[kind]())
+    assert [row.name for row in seen if row.default] == ["a", "b"]
+    assert seen.flops == subprune.inspect(model, X).flops
+    assert subprune.find_groups(model, EXAMPLES[kind]()).names == ["a", "b"]
+
+
+def test_an_example_that_the_model_does_not_take_is_refused() -> None:
+    for given in (X.byte(), X.permute(0, 2, 3, 1)):
+        with pytest.raises(DataError, match=r"cannot be called with the example inputs \(shapes"):
+            subprune.inspect(Net(), given)
+    with pytest.raises(DataError, match="type str cannot be read"):
+        subprune.inspect(Net(), "images")
+
+
+@pytest.mark.parametrize("asked", [{"keep": 0.5}, {"budgets": {"0": 4}}])
+def test_data_that_only_fake_tensors_would_take_is_not_blamed_on_the_cut(asked: Any) -> None:
+    """A linear layer takes whole numbers as long as nothing is computed."""
+    with pytest.raises(
+        DataError,
+        match=r"cannot be called with the calibration data \(shapes \[\(20, 6\)\]\).*dtype",
+    ):
+        subprune.prune(mlp(), torch.randint(9, (20, 6)), **asked)
+
+
+def test_data_without_values_is_refused() -> None:
+    with pytest.raises(DataError, match="on the meta device and has no values"):
+        subprune.prune(mlp(), torch.randn(20, 6, device="meta"), keep=0.5)
+
+
 # ---- the whole way -------------------------------------------------------------------------------
 
 
@@ -503,6 +547,33 @@ def test_graphs_and_modules_compiled_in_place_are_pruned() -> None:
     for other in (graph, compiled, nn.Sequential(nn.DataParallel(model))):
         result = subprune.prune(other, x, keep=0.5, time_calls=False)
         assert torch.allclose(result.model(x), expected, atol=1e-6)
+
+
+def half(x: Tensor) -> Tensor:
+    return torch.relu(x) / 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_function_is_kept() -> None:
+    class Scripted(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self.function(self[0](x)))
+
+    model = Scripted(nn.Linear(6, 8), nn.Linear(8, 3)).eval()
+    model.function = torch.jit.script(half)
+    small = subprune.prune(model, torch.randn(20, 6), keep=0.5, time_calls=False).model
+    assert small.function is model.function
+    assert small[0].out_features == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["lock", "0.lock"])
+def test_what_cannot_be_copied_is_named(place: str) -> None:
+    model = mlp()
+    model.get_submodule(place.rpartition(".")[0]).lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(
+        OptionError, match=f"cannot be copied, because of its attribute '{place}' of type lock"
+    ):
+        subprune.prune(model, torch.randn(20, 6), keep=0.5)
 
 
 # ---- methods -------------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "opaque": (odd.Branching, (16, 4)),
     "recurrent": (odd.Recurrent, (8, 6, 4)),
     "caching": (odd.Caching, (16, 4)),
+    "remembering": (odd.Remembering, (16, 4)),
     "moving-average": (odd.MovingAverage, (16, 4)),
     "restless": (Restless, (16, 4)),
 }
@@ -188,7 +189,7 @@ def test_nothing_is_left_behind(name: str, tmp_path: Path) -> None:
         survives(task, name, tmp_path, Calls())
 
 
-HURT = ("batch-norm", "transformer", "repeated", "opaque", "caching", "restless")
+HURT = ("batch-norm", "transformer", "repeated", "opaque", "caching", "remembering", "restless")
 
 
 @functools.cache

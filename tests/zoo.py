@@ -203,6 +203,18 @@ ZOO: dict[str, Entry] = {
         {"stream": 1, "head": 2, "neuron": 2},
         4,
     ),
+    "sloped-heads": Entry(  # as they depend on all of the slopes, heads stay
+        lambda: language(lambda: attn.SlopedAttention(12, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        2,
+    ),
+    "located-heads": Entry(
+        lambda: language(lambda: attn.LocatedAttention(12, 3, 2, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
+    ),
     "tied": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3), tied=True),
         tokens,
@@ -252,6 +264,7 @@ ZOO: dict[str, Entry] = {
     "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "output 0"}),
     "shared-block": Entry(odd.SharedBlock, image(6), {"stream": 1, "channel": 1}, 0),
     "caching": Entry(odd.Caching, rows(3, 4), {"neuron": 2}, 2),
+    "remembering": Entry(odd.Remembering, rows(3, 4), {"neuron": 2}, 2),
     "autoencoder": Entry(odd.Autoencoder, rows(3, 6), {"neuron": 2}, 0),
     "weight-norm": Entry(
         odd.weight_normed,
@@ -341,6 +354,17 @@ ZOO: dict[str, Entry] = {
         {},
         0,
         {"first": "a window slides"},
+    ),
+    "massive": Entry(odd.Massive, rows(4, 16), {"neuron": 2}, 2, {"down.0": "output 0"}),
+    "denoiser": Entry(
+        conv.Denoiser, image(6), {"channel": 1}, 1, {"last": "combined position by position"}
+    ),
+    "segmenter": Entry(conv.segmenter, image(8), {"channel": 2}, 2, {"4": "output 0"}),
+    "regression": Entry(
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 1)),
+        rows(4, 5),
+        {"neuron": 1},
+        1,
     ),
     "inplace": Entry(
         odd.Inplace, rows(3, 4), {"stream": 1, "neuron": 1}, 1, {"fc3": "picked by number"}

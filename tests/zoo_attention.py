@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -325,3 +327,76 @@ class LearnedQueries(nn.Module):
         )
         y = F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v)
         return self.head((z + self.o(y.transpose(1, 2).flatten(2))).amax(1))
+
+
+class SlicedAttention(nn.Module):
+    """Phi-3's: queries, keys and values are slices of one projection, at places that the
+    configuration gives.
+    """
+
+    def __init__(self, dim: int, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(heads=heads, kv_heads=kv_heads)
+        self.head_dim = dim // heads
+        self.qkv_proj = nn.Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        qkv = self.qkv_proj(x)
+        first, size = self.config.heads * self.head_dim, self.config.kv_heads * self.head_dim
+        parts = qkv[..., :first], qkv[..., first : first + size], qkv[..., first + size :]
+        q, k, v = (y.view(b, n, -1, self.head_dim).transpose(1, 2) for y in parts)
+        k, v = (y.repeat_interleave(self.config.heads // self.config.kv_heads, 1) for y in (k, v))
+        y = (q @ k.transpose(2, 3) * self.head_dim**-0.5).softmax(-1) @ v
+        return self.o_proj(y.transpose(1, 2).reshape(b, n, -1))
+
+
+class SlopedAttention(nn.Module):
+    """Bloom's: [heads, 3, size] in one projection, and a fixed slope over the positions for every
+    head.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, dim // heads
+        self.query_key_value, self.dense = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, _ = x.shape
+        fused = self.query_key_value(x).view(b, n, self.num_heads, 3, self.head_dim)
+        q, k, v = (fused[..., i, :].transpose(1, 2).reshape(-1, n, self.head_dim) for i in range(3))
+        slopes = torch.tensor([2.0**-i for i in range(self.num_heads)])
+        slope = (slopes[None, :, None] * torch.arange(n)).expand(b, -1, -1).reshape(-1, 1, n)
+        scores = slope.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=self.head_dim**-0.5)
+        scores = scores.view(b, self.num_heads, n, -1) + torch.ones(n, n).triu(1) * -1e4
+        y = scores.softmax(-1).view(-1, n, n) @ v
+        y = y.view(b, self.num_heads, n, self.head_dim).permute(0, 2, 1, 3)
+        return self.dense(y.reshape(b, n, self.num_heads * self.head_dim))
+
+
+class LocatedAttention(nn.Module):
+    """SAM's: heads inside the batch, and queries that ask tables of rows and columns for relative
+    positions.
+    """
+
+    def __init__(self, dim: int, heads: int, height: int, width: int) -> None:
+        super().__init__()
+        self.num_attention_heads, self.shape = heads, (height, width)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.rows = nn.Parameter(torch.randn(2 * height - 1, dim // heads))
+        self.columns = nn.Parameter(torch.randn(2 * width - 1, dim // heads))
+        self.scale = (dim // heads) ** -0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        (b, n, _), (h, w), heads = x.shape, self.shape, self.num_attention_heads
+        qkv = self.qkv(x).reshape(b, n, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, b * heads, n, -1).unbind(0)
+        places = [torch.arange(i)[:, None] - torch.arange(i)[None, :] + i - 1 for i in (h, w)]
+        grid = q.reshape(b * heads, h, w, -1)
+        by_row = torch.einsum("bhwc,hkc->bhwk", grid, self.rows[places[0]])
+        by_column = torch.einsum("bhwc,wkc->bhwk", grid, self.columns[places[1]])
+        bias = by_row[:, :, :, :, None] + by_column[:, :, :, None, :]
+        a = ((q * self.scale) @ k.transpose(-2, -1) + bias.reshape(b * heads, n, n)).softmax(-1)
+        y = (a @ v).view(b, heads, h, w, -1).permute(0, 2, 3, 1, 4).reshape(b, n, -1)
+        return self.proj(y)

@@ -404,3 +404,25 @@ class FlattenNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.leaky_relu(self.conv(x)) * self.gain * self.map
         return self.fc2(F.relu(self.fc1(self.norm(x.flatten(1)))))
+
+
+class Denoiser(nn.Module):
+    """What it finds is taken off the image: its outputs are numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = conv_bn(3, 8), nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - self.last(self.first(x))
+
+
+def segmenter() -> nn.Module:
+    """A class for every pixel, of half the size inside."""
+    return nn.Sequential(
+        conv_bn(3, 8),
+        nn.MaxPool2d(2),
+        conv_bn(8, 6),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(6, 5, 1),
+    )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import warnings
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -299,6 +304,56 @@ class Caching(nn.Module):
         return self.fc3(F.relu(self.fc2(y)))
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in eval mode too, as a decoder that samples does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x)) * (1 + 0.1 * torch.randn(x.shape[0], 1))
+        return self.fc3(F.relu(self.fc2(y))) + 0.1 * torch.randn(x.shape[0], 3)
+
+
+class Counts(dict[str, int]):
+    """A dict with manners of its own."""
+
+    def __setitem__(self, key: str, value: int) -> None:
+        super().__setitem__(key, value + 1)
+
+
+@dataclass
+class Memory:
+    """What a forward run remembers, as the caches of attention are."""
+
+    last: Tensor | None = None
+    calls: int = 0
+    sums: Tensor = field(default_factory=lambda: torch.zeros(6))
+    earlier: list[Any] = field(default_factory=list)
+
+
+class Remembering(nn.Module):
+    """Keeps tensors, numbers and random numbers in objects that are no modules, one in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.memory, self.counts = Memory(earlier=[Memory(sums=torch.ones(1))]), Counts(calls=0)
+        self.names = SimpleNamespace(first=None)
+        self.draws = [torch.Generator(), random.Random(0), np.random.default_rng(0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.fc1(x))
+        torch.rand(1, generator=self.draws[0]), self.draws[1].random(), self.draws[2].random()
+        self.memory.last = self.memory.earlier[0].last = self.names.first = y
+        self.memory.calls += 1
+        self.memory.earlier[0].sums += 1
+        self.memory.earlier.append(y)
+        self.counts["calls"] = 1
+        return self.fc3(F.relu(self.fc2(y)))
+
+
 class Pooled(nn.Module):
     """Pooling between two convolutions, for features with or without a batch dimension, or one too
     few.
@@ -312,3 +367,18 @@ class Pooled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.pool(F.relu(self.first(x)))).mean(self.over)
+
+
+class Massive(nn.Module):
+    """Two layers alike, but one receives a few tokens at their full size, however large they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ModuleList([nn.Linear(16, 64), nn.Linear(16, 64)])
+        self.down = nn.ModuleList([nn.Linear(64, 16), nn.Linear(64, 16)])
+        self.up[1].load_state_dict(self.up[0].state_dict())
+        self.down[1].load_state_dict(self.down[0].state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down[0](F.relu(self.up[0](x)))
+        return first + self.down[1](F.relu(self.up[1](x.clamp(-3, 3))))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from zoo_attention import Block, Language, SlicedAttention
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,24 @@ class Multiple(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.conv1(x))
         assert y.shape[1] % 4 == 0, "channels must be a multiple of 4"
+        return self.fc(F.relu(self.conv2(y)).mean((2, 3)))
+
+
+class Sixes(nn.Module):
+    """As `Multiple`, with a number that is no power of two, and an assertion that says nothing."""
+
+    def __init__(self, multiple: int) -> None:
+        super().__init__()
+        self.multiple = multiple
+        self.conv1, self.conv2, self.fc = (
+            nn.Conv2d(3, 24, 3),
+            nn.Conv2d(24, 12, 3),
+            nn.Linear(12, 5),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.conv1(x))
+        assert y.shape[1] % self.multiple == 0
         return self.fc(F.relu(self.conv2(y)).mean((2, 3)))
 
 
@@ -119,6 +138,12 @@ class Parts(nn.Module):
         return self.fc(F.relu(self.hidden(y)))
 
 
+def sliced() -> nn.Module:
+    """Heads in slices of one layer, at places from a configuration that no cut changes."""
+    mlp = nn.Sequential(nn.Linear(12, 10), nn.ReLU(), nn.Linear(10, 12))
+    return Language([Block(12, SlicedAttention(12, 6, 3), mlp)])
+
+
 def image() -> Tensor:
     return torch.randn(8, 3, 8, 8)
 
@@ -135,8 +160,19 @@ STUBBORN: dict[str, Stubborn] = {
         {"conv1": "split_with_sizes", "conv2": "split_with_sizes"},
     ),
     "multiple": Stubborn(Multiple, image, ("conv1", "conv2"), {}, {"conv1": 4}),
+    "threes": Stubborn(lambda: Sixes(3), image, ("conv1", "conv2"), {}, {"conv1": 3}),
+    "sixes": Stubborn(lambda: Sixes(6), image, ("conv1", "conv2"), {}, {"conv1": 6}),
+    "all-or-none": Stubborn(
+        lambda: Sixes(24), image, ("conv1", "conv2"), {"conv1": "assert y.shape[1] %"}
+    ),
     "together": Stubborn(Together, rows(6), ("left", "right"), {"right": "must have 16 units"}),
     "wide": Stubborn(Wide, rows(6), ("fc1", "fc2")),
     "hard-coded": Stubborn(HardCoded, rows(6), ("fc1", "fc2"), {"fc1": "shape"}),
+    "sliced-heads": Stubborn(
+        sliced,
+        lambda: torch.randint(20, (8, 6)),
+        ("blocks.0.mixer.qkv_proj", "blocks.0.mlp.0"),
+        {"blocks.0.mixer.qkv_proj": "size of tensor"},
+    ),
     "parts": Stubborn(Parts, rows(4), ("hidden",)),
 }

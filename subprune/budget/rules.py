@@ -73,7 +73,7 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
         own = (
-            f", and the model's own code takes multiples of {multiple} only"
+            f", and the model's own code runs with multiples of {multiple}"
             if multiple > rounding.to
             else ""
         )

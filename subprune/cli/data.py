@@ -153,9 +153,15 @@ def _from_arrays(path: Path, choice: DataChoice) -> Any:
     if len(arrays) > 1:
         _refuse_preparation(choice, f"whose arrays {', '.join(arrays)} are handed on as they are")
         item = {n: _numbers(x) for n, x in arrays.items()}
-        return [item if labels is None else {**item, "labels": labels.long()}]
+        return [item if labels is None else {**item, "labels": _targets(labels)}]
     inputs = _prepared(_resized(_numbers(next(iter(arrays.values()))), choice), choice)
-    return inputs if labels is None else (inputs, labels.long())
+    return inputs if labels is None else (inputs, _targets(labels))
+
+
+def _targets(labels: Tensor) -> Tensor:
+    """Class numbers as int64, also if saved as fractions; other fractions are numbers to be met."""
+    whole = labels.ndim == 1 and bool((labels == labels.round()).all())
+    return labels.long() if whole or not labels.is_floating_point() else labels.float()
 
 
 def _numbers(x: Tensor) -> Tensor:

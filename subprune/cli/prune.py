@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
 from subprune.options import Options
 from subprune.plan import unprovable
+from subprune.progress import progress_bar
 from subprune.report.forecast import Forecast
 from subprune.result import Result
 from subprune.select.presets import find_method
@@ -70,29 +72,42 @@ def prune(
     **words: Any,
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
+    watch, shown = Stopwatch(), False if json else None
     choice = DataChoice(data, words["n_samples"], words["seed"], data_dir, resize, mean, std)
     given = o.read(words)
     options = Options(**given)  # refused before anything is loaded
-    remarks: dict[str, None] = {}
-    net = load_model(model, weights)
-    choice = replace(choice, model=net, remark=remarks.setdefault)
-    if options.measures_answers:
-        given.setdefault("cache", output / "cache")
-    others, verified_on = _other_data(choice, options)
-    given |= {**others, "progress": False if json else None}
-    if dry_run:
-        _show_forecast(foresee(net, load_data(choice), **given), remarks, json)
-        return
     why = unprovable(options.method, options.to_dict())
     if guarantees and why:
         raise OptionError(Message("{guarantees:name}: {why}", why=why))
-    inputs = load_data(choice)
+    remarks: dict[str, None] = {}
+    with _loading("the model", shown, watch):
+        net = load_model(model, weights)
+    choice = replace(choice, model=net, remark=remarks.setdefault)
+    with _loading("the data", shown, watch):
+        others, verified_on = _other_data(choice, options)
+        inputs = load_data(choice)
+    given |= {**others, "progress": shown}
+    if options.measures_answers:
+        given.setdefault("cache", output / "cache")
+    if dry_run:
+        _show_forecast(foresee(net, inputs, **given), remarks, json)
+        return
     _check_output(output)
     result = run(net, inputs, **given)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
-        result = _guaranteed(result, net, load_data(choice), given["progress"])
+        result = _guaranteed(result, net, choice, shown)
+    result = _waited(result, {**watch.parts, **result.report.parts})
     result = replace(result, report=replace(result.report, notes=(*remarks, *result.report.notes)))
     _write(result, output, json, verified_on)
+
+
+@contextlib.contextmanager
+def _loading(what: str, shown: bool | None, watch: Stopwatch) -> Iterator[None]:
+    """A line of progress, and the time that it took."""
+    with progress_bar({"loading": 1}, shown) as tick:
+        tick(f"loading {what}")
+        yield
+    watch.lap(f"loading {what}")
 
 
 def _other_data(choice: DataChoice, named: Options) -> tuple[dict[str, Any], str]:
@@ -116,7 +131,13 @@ def _check_output(output: Path) -> None:
     (output / ".subprune").unlink()
 
 
-def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) -> Result:
+def _waited(result: Result, parts: dict[str, float]) -> Result:
+    """The result with all parts of the time that the user waited."""
+    report = replace(result.report, seconds=sum(parts.values()), parts=parts)
+    return replace(result, report=report)
+
+
+def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | None) -> Result:
     """The result with bounds for what was selected, as it was selected; their time counts too."""
     from subprune.guarantees import guarantees
 
@@ -126,7 +147,7 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     try:
         proven = guarantees(
             net,
-            inputs,
+            load_data(choice),
             form=find_method(plan.method).form,
             budgets=plan.counts,
             progress=progress,
@@ -136,11 +157,7 @@ def _guaranteed(result: Result, net: Any, inputs: Any, progress: bool | None) ->
     except SubpruneError as error:  # the pruned model is not to be lost
         say(f"no bounds in the report: {error.spelled(FLAGS)}")
     watch.lap("guarantees")
-    report = result.report
-    parts = {**report.parts, **watch.parts}
-    return replace(
-        result, report=replace(report, seconds=report.seconds + watch.seconds, parts=parts)
-    )
+    return _waited(result, {**result.report.parts, **watch.parts})
 
 
 def _show_forecast(seen: Forecast, remarks: Iterable[str], json: bool) -> None:

@@ -26,7 +26,7 @@ from subprune.structure import Group, Structure
 
 __all__ = ["Check", "blame", "check_code", "check_groups", "few_inputs", "some_units"]
 
-MULTIPLES = (2, 4, 8, 16, 32)
+MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SHARE = 0.75  # of the units are kept
 _CHEAP = 10**10  # FLOPs of a run that is worth float64, and two inputs
 _SMALL = 5 * 10**7  # parameters of a model that is worth a copy in float64
@@ -52,7 +52,7 @@ class Check:
         for name, m in self.multiples.items():
             by_multiple.setdefault(m, []).append(name)
         return notes + [
-            f"the model's code takes multiples of {m} only for the units of {', '.join(names)}"
+            f"cut to multiples of {m}, since the model's code fails with others that were tried: {', '.join(names)}"
             for m, names in sorted(by_multiple.items())
         ]
 
@@ -63,8 +63,9 @@ def check_groups(
     """Cut about a quarter of the units of all groups at once; where that fails, find the groups to
     blame.
 
-    Numbers of kept units are odd multiples of `multiple`, so that code which takes even ones only
-    shows itself. The groups that can be cut, can be cut together.
+    Numbers of kept units are multiples of `multiple`, and of no other small number beside it, so
+    that code which takes even ones only, or multiples of three, shows itself. The groups that can
+    be cut, can be cut together.
     """
     few = few_inputs(model, structure, batch)
     size = sum(p.numel() for p in model.parameters())
@@ -130,6 +131,9 @@ def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: i
             if m == 1 or step < known[name].n_units
         }
         reasons = blame(tries, problem, works)
+        if m > 1:  # chance must not help: three times four is a multiple of six
+            least = {name: _chosen(known[name], step) for name in tries if name not in reasons}
+            reasons |= blame(least, problem, works)
         for name in tries.keys() - reasons.keys():
             works[name] = tries[name]
             del failing[name]
@@ -171,12 +175,17 @@ def blame(
 
 
 def some_units(group: Group, multiple: int = 1) -> list[int]:
-    """About three quarters of the units, an odd multiple of `multiple`, chosen at random but always
-    the same.
+    """About three quarters of the units, chosen at random but always the same: an odd multiple of
+    `multiple`, and where there is one, no multiple of three times as much.
     """
     n = group.n_units
-    count = int(_SHARE * n) // multiple
-    count = max(1, count - (count + 1) % 2) * multiple  # the next odd number below
+    odd = range(1, int(_SHARE * n) // multiple + 1, 2)
+    count = multiple * max([i for i in odd if i > 1 and i % 3] or odd, default=1)
+    return _chosen(group, count)
+
+
+def _chosen(group: Group, count: int) -> list[int]:
+    n = group.n_units
     if count >= n:
         return list(range(n))
     order = list(range(n))

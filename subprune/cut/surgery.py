@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from subprune.cut.attributes import sync_attributes, sync_modules
 from subprune.cut.masking import Keep, keep_mask, mask
 from subprune.cut.twin import TOLERANCE, Few, Match, first_line, match
-from subprune.errors import BudgetError, StructureError
+from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
 from subprune.program.program import Inputs, Program
 from subprune.structure import Group, Structure
@@ -62,13 +62,37 @@ def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
     copied as data.
 
     With `share`, parameters and buffers are the model's own: cutting replaces them and never writes
-    into them.
+    into them. Scripted functions, which have no state, are shared in any case.
     """
     with undisturbed():
-        known = {id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf}
+        known: dict[int, Any] = {
+            id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf
+        }
         if share:
             known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
-        return copy.deepcopy(model, known)
+        held = [x for module in model.modules() for x in vars(module).values()]
+        known |= {id(x): x for x in held if isinstance(x, torch.jit.ScriptFunction)}
+        try:
+            return copy.deepcopy(model, dict(known))
+        except Exception as error:
+            raise OptionError(_not_copied(model, known, error)) from error
+
+
+def _not_copied(model: nn.Module, known: dict[int, Any], error: Exception) -> str:
+    """In words, what of the model cannot be copied."""
+    for name, module in model.named_modules():
+        for key, x in vars(module).items():
+            if key.startswith("_") and isinstance(x, dict | set):  # PyTorch's own tables
+                continue
+            try:
+                copy.deepcopy(x, dict(known))
+            except Exception:
+                place = f"{name}.{key}" if name else key
+                return (
+                    f"the model cannot be copied, because of its attribute {place!r} of type {type(x).__name__} "
+                    f"({first_line(error)}); remove it before pruning, or give its class a __deepcopy__"
+                )
+    return f"the model cannot be copied with copy.deepcopy: {type(error).__name__}: {first_line(error)}"
 
 
 def cut_in_place(

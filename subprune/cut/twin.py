@@ -11,7 +11,8 @@ as such a nudge; a wrong index errs by as much as a unit does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,7 +86,8 @@ def match(
     function.
     """
     try:
-        expected = twin(inputs)
+        with _same_draws():
+            expected = twin(inputs)
     except Exception as error:
         return Match(
             f"the masked twin cannot be computed: {type(error).__name__}: {first_line(error)}"
@@ -137,7 +139,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     running: list[str] = []
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+            stack.enter_context(_same_draws())
             for context in (
                 borrowed(model, stand_ins),
                 follow(model, running),
@@ -151,9 +153,23 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
         raise StructureError(f"in {where}: {type(error).__name__}: {first_line(error)}") from error
 
 
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Models that draw random numbers draw the same in every run: noise is no difference."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        yield
+
+
 def first_line(error: BaseException) -> str:
-    """What an error says, without its details."""
-    return str(error).strip().split("\n")[0]
+    """What an error says, without its details; of one that says nothing, the line of code that
+    raised it.
+    """
+    said = str(error).strip().split("\n")[0]
+    if said:
+        return said
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "").strip() if frames else ""
 
 
 def _difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[str, float]:
@@ -213,7 +229,7 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
         return None
     try:
         tensors = {name: _widened(x) for name, x in twin.tensors.items()}
-        with _InDouble(), torch.no_grad():
+        with _same_draws(), _InDouble(), torch.no_grad():
             expected = Masked(twin.program, tensors, twin.override)(tree_map(_widened, inputs))
         got = model_outputs(small, inputs, wide=True)
     except Exception:  # a device without float64, a type that the code insists on
@@ -233,7 +249,8 @@ def _noise(twin: Masked, inputs: Inputs, expected: Sequence[Tensor]) -> float:
     largest = 0.0
     for _ in range(_DRAWS):
         tensors = {name: nudge(x) for name, x in twin.tensors.items()}
-        moved = Masked(twin.program, tensors, twin.override)(tree_map(nudge, inputs))
+        with _same_draws():
+            moved = Masked(twin.program, tensors, twin.override)(tree_map(nudge, inputs))
         largest = max(largest, _difference(expected, moved)[1])
     return largest
 

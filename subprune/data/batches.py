@@ -23,6 +23,7 @@ __all__ = [
     "Batch",
     "Taken",
     "batches",
+    "examples",
     "fingerprint",
     "first_samples",
     "folded",
@@ -30,6 +31,8 @@ __all__ = [
     "signature",
     "take",
 ]
+
+_FEW = 32  # inputs of a data set that stand for it as an example
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,28 @@ def take(
     return Taken(taken, tuple(remarks))
 
 
+def examples(model: nn.Module, given: Any) -> Inputs:
+    """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
+
+    A list or tuple is read as arguments if the model takes so many.
+    """
+    if isinstance(given, list | tuple) and not _fits(model, len(given)):
+        return take(given, model, _FEW).batches[0].inputs
+    if isinstance(given, Tensor | np.ndarray | tuple | list | Mapping):
+        plain = Batch(_arguments(plain_item(given)), None, 0)
+        return _cast(plain, model_dtype(model))[0].inputs
+    return take(given, model, _FEW).batches[0].inputs
+
+
+def _fits(model: nn.Module, count: int) -> bool:
+    """Whether the model can be called with so many arguments."""
+    try:
+        inspect.signature(model.forward).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def model_dtype(model: nn.Module) -> torch.dtype | None:
     """The type of the model's fractions, if it has only one."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -175,6 +200,7 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
         inputs = ((), {k: v for k, v in item.items() if k not in aside})
     elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
         inputs = (tuple(item[: _positional(model, len(item), labels is not None)]), {})
+        labels = _surplus(item, model) if labels is None else labels
     else:
         inputs = _arguments(item)
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
@@ -192,6 +218,25 @@ def _positional(model: nn.Module, given: int, labelled: bool) -> int:
     if given > 1 and labelled:
         given -= 1
     return max(1, min(given, len(_required(model)) or given))
+
+
+def _surplus(item: Sequence[Any], model: nn.Module) -> Tensor | None:
+    """The last element where the model has no argument for it: labels, one entry per sample."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = [
+        p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD
+    ]
+    first, last = item[0], item[-1]
+    if inspect.Parameter.VAR_POSITIONAL in kinds or len(item) != len(kinds) + 1:
+        return None
+    if (
+        not isinstance(first, Tensor)
+        or not isinstance(last, Tensor)
+        or not first.ndim
+        or not last.ndim
+    ):
+        return None
+    return last if last.shape[0] == first.shape[0] else None
 
 
 def _label_keys(item: Mapping[str, Any], model: nn.Module) -> list[str]:
@@ -340,6 +385,10 @@ def _to(batch: Batch, device: torch.device | None) -> Batch:
 
 def _check(batch: Batch, number: int) -> None:
     for x in tree_flatten(batch.inputs)[0]:
+        if isinstance(x, Tensor) and x.is_meta:
+            raise DataError(
+                f"batch {number} of the calibration data is on the meta device and has no values"
+            )
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(
                 f"batch {number} of the calibration data contains NaN or infinity; remove those samples"

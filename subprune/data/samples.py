@@ -150,7 +150,10 @@ def _labels(item: Any, convert: Convert) -> str:
         return ""
     tensor = _first_tensor(batch.inputs)
     rows = tensor.shape[0] if tensor is not None and tensor.ndim > 1 else 0
-    if batch.labels is not None and batch.labels.ndim == 1 and batch.labels.shape[0] == rows:
+    labels = batch.labels
+    if labels is not None and labels.is_floating_point() and not isinstance(item, Mapping):
+        labels = None  # three numbers may be the target of one image with three channels
+    if labels is not None and labels.ndim == 1 and labels.shape[0] == rows:
         return "rows"
     args, kwargs = batch.inputs
     if isinstance(item, Mapping):

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from subprune.cut.surgery import duplicate
+from subprune.data.batches import examples
 from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of
 from subprune.program.borrow import borrowed, given_back
 from subprune.program.program import Inputs, call, flat_tensors
-from subprune.program.record import as_inputs, plain
+from subprune.program.record import plain
 from subprune.program.shapes import filled_inputs
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def export(
     path = Path(path)
     kind = _format(path, format)
     small = duplicate(model).eval()
-    given = as_inputs(example) if example is not None else _example(model)
+    given = examples(model, example) if example is not None else _example(model)
     write, run = (_write_onnx, _run_onnx) if kind == "onnx" else (_write_program, _run_program)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from subprune.cut.masking import keep_mask
 from subprune.cut.surgery import cut_in_place, duplicate
+from subprune.data.batches import examples
 from subprune.errors import DataError, SubpruneError
 from subprune.io.files import write_atomic
 from subprune.plan import HISTORY, history_of
 from subprune.program.borrow import given_back
 from subprune.program.program import Program
-from subprune.program.record import as_inputs, record
+from subprune.program.record import record
 from subprune.program.shapes import describe_inputs, empty_inputs, filled_inputs
 from subprune.structure import analyse
 
@@ -151,7 +152,7 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
 def _recorded(model: nn.Module, step: Mapping[str, Any], example: Any) -> Program:
     """One run of the model, on fake tensors; on real ones where a forward depends on values."""
     if example is not None:
-        return record(model, as_inputs(example))
+        return record(model, examples(model, example))
     described = dict(step["inputs"])
     try:
         return record(model, empty_inputs(described))

@@ -13,12 +13,16 @@ import contextlib
 import copy
 import functools
 import inspect
+import random
+import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +41,10 @@ _TABLES = frozenset(name for name, x in vars(nn.Module()).items() if isinstance(
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _LISTS = (list, deque)
 _SIMPLE = frozenset({type(None), bool, int, float, str})
+# the first that fits knows how to fill a subclass
+_SUBCLASSED = (OrderedDict, dict, list, deque, set)
+_FOREIGN = (sys.stdlib_module_names - {"types", "collections"}) | {"torch", "numpy"}
+_DEPTH = 2  # objects of a module, and objects of those
 
 _one_at_a_time = threading.RLock()  # lent to two threads at once, it would be given back to neither
 _NONE: Mapping[int, Tensor] = MappingProxyType({})
@@ -54,8 +62,9 @@ def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = _NONE) -> Itera
     """Lend the model, in eval mode, for runs that leave no trace.
 
     Inside, parameters, buffers and other tensors of the modules are copies, or those that
-    `stand_ins` has for them by their ``id``. Objects of other classes that hold tensors are not
-    looked into.
+    `stand_ins` has for them by their ``id``. Objects of other classes keep their identity, and
+    their attributes and entries are lent in the same way: those of Python's own classes and
+    PyTorch's are not looked into.
     """
     with _one_at_a_time:
         snapshot = _Snapshot(model)
@@ -99,8 +108,13 @@ class _Snapshot:
 
     def __init__(self, model: nn.Module | None) -> None:
         self.process = ProcessState()
-        modules = [] if model is None else reachable(model)[0]
-        self.modules = [(m, type(m), m.training, dict(vars(m)), _tables(m)) for m in modules]
+        held = _Held() if model is None else _held(model)
+        self.modules = [(m, type(m), m.training, dict(vars(m)), _tables(m)) for m in held.modules]
+        self.objects = [(vars(x), dict(vars(x))) for x in held.objects]
+        self.containers = [
+            (x, kind, kind(_entries(kind, x))) for x in held.containers for kind in [_kind(x)]
+        ]
+        self.numbers = [(write, read()) for read, write in map(_numbers, held.generators)]
 
     def lend(self, copies: _Copies) -> None:
         """Put copies in the place of tensors and of containers."""
@@ -111,6 +125,11 @@ class _Snapshot:
             for name, entries in tables.items():
                 for key in entries if isinstance(entries, dict) else ():
                     _put(vars(module)[name], key, copies.of(entries[key]))
+        for attributes, before in self.objects:
+            for name, x in before.items():
+                _put(attributes, name, copies.of(x))
+        for container, kind, before in self.containers:
+            _fill(container, kind, copies.of(before))
 
     def restore(self) -> None:
         """Put everything back; Ctrl-C in the middle of it is heeded afterwards."""
@@ -129,6 +148,12 @@ class _Snapshot:
                 _refill(vars(module)[name], entries)
             if module.training != training:  # of a scripted module, which keeps it elsewhere
                 module.training = training
+        for attributes, before in self.objects:
+            _refill(attributes, before)
+        for container, kind, before in self.containers:
+            _fill(container, kind, before)
+        for write, state in self.numbers:
+            write(state)
         self.process.restore()
 
 
@@ -153,30 +178,118 @@ def _refill(holder: Any, entries: Any) -> None:
         holder.update(entries)
 
 
+def _fill(container: Any, kind: Any, entries: Any) -> None:
+    """The same for an object of a subclass, past whatever the subclass does when it is written to."""
+    if _same(kind, container, entries):
+        return
+    kind.clear(container)
+    (kind.extend if kind in _LISTS else kind.update)(container, entries)
+
+
+def _same(kind: Any, container: Any, entries: Any) -> bool:
+    """Whether these are the same objects in the same order."""
+    now, before = (list(_entries(kind, x)) for x in (container, entries))
+    if issubclass(kind, dict):
+        now, before = ([x for pair in pairs for x in pair] for pairs in (now, before))
+    return [id(x) for x in now] == [id(x) for x in before]
+
+
+def _entries(kind: Any, container: Any) -> Any:
+    return kind.items(container) if issubclass(kind, dict) else kind.__iter__(container)
+
+
 def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
-    """The modules and tensors of a model, and those that it keeps in plain lists and attributes."""
-    modules: list[nn.Module] = []
-    tensors: list[Tensor] = []
+    """The modules and tensors of a model, and those that it keeps in lists, attributes and objects."""
+    held = _held(model)
+    return held.modules, held.tensors
+
+
+@dataclass
+class _Held:
+    """What a model holds, directly or through what it holds."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    objects: list[Any] = field(default_factory=list)  # of classes of the caller's or of libraries
+    # of subclasses of dict, list, deque and set
+    containers: list[Any] = field(default_factory=list)
+    generators: list[Any] = field(default_factory=list)  # of random numbers
+
+
+def _held(model: nn.Module) -> _Held:
+    held = _Held()
     seen: set[int] = set()
-    waiting: list[Any] = [model]
+    waiting: deque[tuple[Any, int]] = deque([(model, 0)])
     while waiting:
-        x = waiting.pop()
-        if id(x) in seen:
+        x, depth = waiting.pop()
+        if id(x) in seen or type(x) in _SIMPLE:
             continue
-        if isinstance(x, nn.Module):
-            modules.append(x)
-            waiting.extend(value for value in vars(x).values() if type(value) not in _SIMPLE)
-            waiting.extend(x.children())
-        elif isinstance(x, Tensor):
-            tensors.append(x)
-        elif type(x) in _MAPPINGS:
-            waiting.extend(x.values())
-        elif type(x) in (*_LISTS, tuple, set):
-            waiting.extend(x)
-        else:
-            continue
-        seen.add(id(x))
-    return modules, tensors
+        inside, deeper = _look(x, depth, held)
+        if inside is not None:
+            seen.add(id(x))
+            waiting.extend((value, depth + deeper) for value in inside)
+    return held
+
+
+def _look(x: Any, depth: int, held: _Held) -> tuple[list[Any] | None, int]:
+    """Note down what this is; what is inside (None: not looked into), and whether that is a level
+    deeper.
+    """
+    if isinstance(x, nn.Module):
+        held.modules.append(x)
+        return [*vars(x).values(), *x.children()], -depth  # counted from every module anew
+    if isinstance(x, Tensor):
+        held.tensors.append(x)
+        return [], 0
+    if _is_generator(x):
+        held.generators.append(x)
+        return [], 0
+    if type(x) in _MAPPINGS:
+        return list(x.values()), 0
+    if type(x) in (*_LISTS, tuple, set):
+        return list(x), 0
+    return (_look_inside(x, held), 1) if depth < _DEPTH and _is_object(x) else (None, 0)
+
+
+def _look_inside(x: Any, held: _Held) -> list[Any]:
+    inside: list[Any] = []
+    if type(getattr(x, "__dict__", None)) is dict:
+        held.objects.append(x)
+        inside.extend(vars(x).values())
+    kind = _kind(x)
+    if kind is not None:
+        held.containers.append(x)
+        inside.extend(kind.values(x) if issubclass(kind, dict) else _entries(kind, x))
+    return inside
+
+
+def _kind(x: Any) -> Any:
+    """The class of containers that this is a subclass of, if any."""
+    return next((kind for kind in _SUBCLASSED if isinstance(x, kind)), None)
+
+
+def _is_object(x: Any) -> bool:
+    """Whether it is the caller's or a library's: not a class, a function, a lock, or data to be
+    read.
+    """
+    if isinstance(x, type | torch.utils.data.Dataset | torch.utils.data.DataLoader):
+        return False
+    return type(x).__module__.partition(".")[0] not in _FOREIGN
+
+
+def _is_generator(x: Any) -> bool:
+    kinds = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+    return isinstance(x, kinds) and not isinstance(x, random.SystemRandom)
+
+
+def _numbers(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """How to read and to write where a source of random numbers stands."""
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return (lambda: bits.state), functools.partial(setattr, bits, "state")
+    return generator.get_state, generator.set_state
 
 
 class _Copies:

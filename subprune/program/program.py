@@ -68,7 +68,11 @@ class Op:
 
     @property
     def where(self) -> str:
-        """For messages: the operation and the module it ran in."""
+        """For messages: the operation and the module it ran in, or the module that is one
+        operation.
+        """
+        if self.kind.startswith("opaque("):
+            return repr(self.func.name)
         return (
             f"{self.name} in {self.module!r}"
             if self.module

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from subprune.errors import StructureError
+from subprune.errors import DataError, StructureError, SubpruneError
 from subprune.program.borrow import borrowed, follow
 from subprune.program.process import LOG, WHOLE
 from subprune.program.program import Inputs, Op, Program, Ref, Value, flat_tensors
@@ -34,8 +34,10 @@ __all__ = [
     "Ref",
     "Value",
     "as_inputs",
+    "not_taken",
     "plain",
     "record",
+    "record_given",
 ]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
@@ -288,6 +290,29 @@ def _out_of_place(func: Any) -> Any | None:
     namespace, name, overload = [*str(func).split("."), "default"][:3]
     packet = getattr(getattr(torch.ops, namespace), name.rstrip("_"), None)
     return getattr(packet, overload, None) if name.endswith("_") and packet is not None else None
+
+
+def record_given(model: nn.Module, inputs: Inputs, what: str) -> Program:
+    """`record` for inputs that the caller has brought: if the model does not take them, that is
+    said.
+    """
+    try:
+        return record(model, inputs)
+    except SubpruneError:
+        raise
+    except Exception as error:
+        raise DataError(not_taken(inputs, what, error)) from error
+
+
+def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
+    """In words, that the model cannot be called."""
+    args, kwargs = inputs
+    shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    text = str(error).strip()
+    said = text.splitlines()[0] if text else repr(error)
+    return (
+        f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {said}"
+    )
 
 
 def as_inputs(example: Any) -> Inputs:

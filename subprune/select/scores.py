@@ -149,6 +149,10 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
     """
     if labels is None:
         raise DataError("the loss needs labels: give (inputs, labels) batches")
+    if labels.is_floating_point():
+        raise DataError(
+            f"the loss needs class numbers as labels, and these are fractions ({str(labels.dtype)[6:]})"
+        )
     labels = labels.to(output.device)
     if labels.shape == output.shape[:-1]:
         return F.cross_entropy(output.flatten(0, -2), labels.flatten(), reduction="sum")

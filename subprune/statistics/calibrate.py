@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch, folded, signature
-from subprune.errors import DataError, SubpruneError
+from subprune.errors import DataError
 from subprune.program import parallel
 from subprune.program.fuse import Folds
-from subprune.program.record import Op, Program, record
+from subprune.program.record import Op, Program, record_given
 from subprune.statistics.batchnorm import pooled
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.patches import Convolution
@@ -277,20 +277,7 @@ def _programs(
 
 
 def _record(model: nn.Module, batch: Batch) -> Program:
-    try:
-        return record(model, batch.inputs)
-    except SubpruneError:
-        raise
-    except Exception as error:
-        shapes = [
-            tuple(x.shape)
-            for x in (*batch.inputs[0], *batch.inputs[1].values())
-            if isinstance(x, Tensor)
-        ]
-        raise DataError(
-            f"the model cannot be called with the calibration data (shapes {shapes}): {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
-        ) from error
+    return record_given(model, batch.inputs, "the calibration data")
 
 
 # ---- one consumer --------------------------------------------------------------------------------

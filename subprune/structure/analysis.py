@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from subprune.data.batches import examples
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
-from subprune.program.record import Program, as_inputs, record
+from subprune.program.record import Program, record_given
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Group, Structure
@@ -26,11 +27,12 @@ __all__ = ["analyse", "find_groups"]
 def find_groups(model: nn.Module, example_inputs: Any) -> Structure:
     """Every group of units that can be removed from the model, and why the rest cannot.
 
-    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments. The model is
-    run once, on fake tensors: nothing is computed, nothing is changed.
+    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments, or
+    calibration data as `prune` takes it, of which a few inputs are used. The model is run once, on
+    fake tensors: nothing is computed, nothing is changed.
     """
     check_kind(model)
-    return analyse(record(model, as_inputs(example_inputs)))
+    return analyse(record_given(model, examples(model, example_inputs), "the example inputs"))
 
 
 def analyse(program: Program) -> Structure:
