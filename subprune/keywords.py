@@ -20,9 +20,18 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 from torch import nn
 
 from subprune.errors import OptionError, closest
-from subprune.messages import FLAGS, KEYWORDS, Spelling, spelled
+from subprune.messages import FLAGS, KEYWORDS, Message, Spelling, spelled
 
-__all__ = ["Option", "describe", "option", "options_of", "takes"]
+__all__ = [
+    "Option",
+    "check_kind",
+    "describe",
+    "must_be",
+    "option",
+    "options_of",
+    "same",
+    "takes",
+]
 
 Given = ParamSpec("Given")
 Chosen = TypeVar("Chosen")
@@ -80,6 +89,13 @@ def option(default: Any, help: str, **settings: Any) -> Any:
     """A field of a dataclass of options; `settings` are those of `Option`."""
     metadata = {"option": {"help": help, **settings}}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def same(kind: type, name: str) -> Any:
+    """The option of that name of another dataclass, as a field of this one."""
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
+    shared = next(f for f in fields if f.name == name)
+    return dataclasses.field(default=shared.default, metadata=shared.metadata)
 
 
 @functools.cache
@@ -175,3 +191,27 @@ def describe(o: Option, spelling: Spelling = KEYWORDS) -> str:
         show = str if spelling is FLAGS else repr
         words += f"; one of {', '.join(map(show, names))}"
     return f"{words}."
+
+
+def must_be(name: str, allowed: str, value: Any) -> Message:
+    """``ridge must be a number of at least 0, got 'a'``"""
+    return Message(
+        f"{{{name}:name}} must be {{allowed}}, got {{got!r}}", allowed=allowed, got=value
+    )
+
+
+def check_kind(o: Option, value: Any) -> None:
+    """Closed sets and switches; other kinds have checks of their own."""
+    if o.choices and value not in o.choices:
+        words = [x for x in o.choices if x is not None]
+        raise OptionError(
+            Message(
+                f"{{{o.name}=}}: {{hint}}allowed are {{allowed}}",
+                **{o.name: value},
+                hint=closest(str(value), words),
+                allowed=", ".join(words),
+            )
+        )
+    if o.switch and not isinstance(value, bool) and value is not o.default:
+        allowed = "True, False or None" if o.default is None else "True or False"
+        raise OptionError(must_be(o.name, allowed, value))

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from torch import nn
 
 from subprune.budget.target import amount
-from subprune.errors import BudgetError, OptionError, closest
+from subprune.errors import BudgetError, OptionError
 from subprune.fit.ridge import fold_count
-from subprune.keywords import Option, option, options_of
+from subprune.keywords import Option, check_kind, must_be, option, options_of
 from subprune.messages import KEYWORDS, Message, listed
 from subprune.progress import Step
 from subprune.select.presets import find_method
@@ -21,7 +21,7 @@ from subprune.select.registry import Patches
 from subprune.statistics.batchnorm import BatchNorm
 from subprune.structure.choose import as_items
 
-__all__ = ["GOALS", "OPTIONS", "Options"]
+__all__ = ["GOALS", "OPTIONS", "Options", "check_fit"]
 
 GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 """What is asked for; a call gives exactly one of them."""
@@ -250,7 +250,7 @@ class Options:
         _check_goal(self)
         _check_method(self)
         for o in OPTIONS.values():
-            _check_kind(o, getattr(self, o.name))
+            check_kind(o, getattr(self, o.name))
         _check_contradictions(self)
         _check_numbers(self)
         _check_call(self)
@@ -322,13 +322,6 @@ def _is_number(value: Any, kind: Any = int | float) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _must_be(name: str, allowed: str, value: Any) -> Message:
-    """``ridge must be a number of at least 0, got 'a'``"""
-    return Message(
-        f"{{{name}:name}} must be {{allowed}}, got {{got!r}}", allowed=allowed, got=value
-    )
-
-
 def _check_goal(options: Options) -> None:
     given = [name for name in GOALS if getattr(options, name) is not None]
     if len(given) != 1:
@@ -342,7 +335,7 @@ def _check_goal(options: Options) -> None:
     for name in ("compression", "speedup"):
         ratio = getattr(options, name)
         if ratio is not None and not (_is_number(ratio) and ratio >= 1):
-            raise BudgetError(_must_be(name, "a ratio of at least 1 (before / after)", ratio))
+            raise BudgetError(must_be(name, "a ratio of at least 1 (before / after)", ratio))
     for name in ("params", "flops", "latency"):
         if getattr(options, name) is not None:
             amount(name, getattr(options, name), 1)
@@ -352,36 +345,14 @@ def _check_goal(options: Options) -> None:
         raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
 
 
-def _check_kind(o: Option, value: Any) -> None:
-    """Closed sets and switches; other kinds have checks of their own."""
-    if o.choices and value not in o.choices:
-        words = [x for x in o.choices if x is not None]
-        raise OptionError(
-            Message(
-                f"{{{o.name}=}}: {{hint}}allowed are {{allowed}}",
-                **{o.name: value},
-                hint=closest(str(value), words),
-                allowed=", ".join(words),
-            )
-        )
-    if o.switch and not isinstance(value, bool) and value is not o.default:
-        allowed = "True, False or None" if o.default is None else "True or False"
-        raise OptionError(_must_be(o.name, allowed, value))
-
-
 def _check_method(options: Options) -> None:
     """The method and what it fits: everything about reweight, ridge, folds and epsilon."""
     if not isinstance(options.method, str):
         names = "a name that `subprune methods` lists"
-        raise OptionError(_must_be("method", names, options.method))
+        raise OptionError(must_be("method", names, options.method))
     method = find_method(options.method)
     ridge, folds, epsilon = options.ridge, options.folds, options.epsilon
-    if ridge is not None and not (_is_number(ridge) and 0 <= ridge < inf):
-        allowed = "None, which chooses it, or a number of at least 0 (0.01 is strong)"
-        raise OptionError(_must_be("ridge", allowed, ridge))
-    if folds is not None and not (_is_number(folds, int) and 1 <= folds <= 64):
-        allowed = "a whole number from 1 (hold nothing out) to 64"
-        raise OptionError(_must_be("folds", allowed, folds))
+    check_fit(ridge, folds)
     for name, value, plain in (("ridge", ridge, 0), ("folds", folds, 1)):
         if value not in (None, plain) and options.reweight is False:
             why = "is about fitted weights, and {reweight=} fits none; omit one of them"
@@ -400,6 +371,16 @@ def _check_method(options: Options) -> None:
                 method=options.method,
             )
         )
+
+
+def check_fit(ridge: Any, folds: Any) -> None:
+    """Numbers that say how weights are fitted; None leaves them to the data."""
+    if ridge is not None and not (_is_number(ridge) and 0 <= ridge < inf):
+        allowed = "None, which chooses it, or a number of at least 0 (0.01 is strong)"
+        raise OptionError(must_be("ridge", allowed, ridge))
+    if folds is not None and not (_is_number(folds, int) and 1 <= folds <= 64):
+        allowed = "a whole number from 1 (hold nothing out) to 64"
+        raise OptionError(must_be("folds", allowed, folds))
 
 
 def _check_contradictions(options: Options) -> None:
@@ -442,15 +423,15 @@ def _check_contradictions(options: Options) -> None:
 
 def _check_numbers(options: Options) -> None:
     if not (_is_number(options.multiple, int) and options.multiple >= 1):
-        raise OptionError(_must_be("round_to", "a positive integer", options.round_to))
+        raise OptionError(must_be("round_to", "a positive integer", options.round_to))
     if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
-        raise OptionError(_must_be("seed", "an integer of 64 bits", options.seed))
+        raise OptionError(must_be("seed", "an integer of 64 bits", options.seed))
 
 
 def _check_call(options: Options) -> None:
     """Wrong types of what is not kept with the plan."""
     if options.forward is not None and not callable(options.forward):
         allowed = "a function from an item of data to the model's arguments"
-        raise OptionError(_must_be("forward", allowed, options.forward))
+        raise OptionError(must_be("forward", allowed, options.forward))
     if options.cache is not None and not isinstance(options.cache, str | Path):
-        raise OptionError(_must_be("cache", "a folder", options.cache))
+        raise OptionError(must_be("cache", "a folder", options.cache))

@@ -8,6 +8,7 @@ import inspect
 import pickle
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,8 +22,12 @@ from subprune.budget import RULES
 from subprune.cli.app import app
 from subprune.cli.options import read
 from subprune.errors import BudgetError, OptionError
+from subprune.guarantees import guarantees
+from subprune.guarantees.choices import Form, GuaranteeOptions
+from subprune.keywords import options_of
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options import GOALS, OPTIONS, Options, Rule
+from subprune.statistics.calibrate import FORMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,8 +112,20 @@ def test_the_signature_is_the_table() -> None:
         assert all(f"    {name}: " in (function.__doc__ or "") for name in OPTIONS)
 
 
+def test_guarantees_share_their_options() -> None:
+    """Those of the same name have the same default and mean the same; bounds have several shares."""
+    own = options_of(GuaranteeOptions)
+    assert list(inspect.signature(guarantees).parameters) == ["model", "data", *own]
+    for name in set(own) & set(OPTIONS) - {"keep"}:
+        assert replace(own[name], kind=OPTIONS[name].kind) == OPTIONS[name]
+        assert own[name].kind == OPTIONS[name].kind
+    with pytest.raises(OptionError, match="folds must be a whole number from 1"):
+        GuaranteeOptions(folds=0)
+
+
 def test_closed_sets_are_those_of_the_code() -> None:
     assert set(get_args(Rule)) == set(RULES)
+    assert get_args(Form) == FORMS
     assert set(GOALS) <= set(OPTIONS)
 
 

@@ -143,12 +143,13 @@ def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | N
 
     watch = Stopwatch()
     plan = result.plan
-    same = {name: plan.options[name] for name in ("patches", "seed", "n_samples", "ridge", "folds")}
+    names = ("patches", "seed", "n_samples", "ridge", "folds")
+    same: dict[str, Any] = {name: plan.options[name] for name in names}
+    same["form"] = find_method(plan.method).form
     try:
         proven = guarantees(
             net,
             load_data(choice),
-            form=find_method(plan.method).form,
             budgets=plan.counts,
             progress=progress,
             **same,
