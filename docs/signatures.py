@@ -11,14 +11,20 @@ import subprune
 
 __all__ = ["Keywords"]
 
+FUNCTIONS = {
+    "subprune.api.prune": subprune.prune,
+    "subprune.api.forecast": subprune.forecast,
+    "subprune.guarantees.certificates.guarantees": subprune.guarantees.guarantees,
+}
+
 
 class Keywords(griffe.Extension):
-    """Signature and docstring of `prune` and `forecast` as they are when the package runs."""
+    """Signature and docstring of such functions as they are when the package runs."""
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        if func.path not in ("subprune.api.prune", "subprune.api.forecast"):
+        function = FUNCTIONS.get(func.path)
+        if function is None:
             return
-        function = getattr(subprune, func.name)
         known = {p.name: p.annotation for p in func.parameters}
         func.parameters = griffe.Parameters(
             *(

@@ -75,6 +75,15 @@ class Option:
         """Whether it is turned on or off."""
         return bool in _members(self.kind) and not self.variable
 
+    def kept(self, value: Any) -> Any:
+        """What is kept of the value given: an object where a string was a shortcut for it."""
+        return value if value is None or self.take is None else self.take(value)
+
+    def differs(self, value: Any) -> bool:
+        """Whether a value kept is another than the default; data is never compared."""
+        default = self.kept(self.default)
+        return value is not default and (self.variable or bool(value != default))
+
     def plain(self, value: Any) -> Any:
         """The value as data without objects."""
         return value if value is None or self.show is None else self.show(value)

@@ -255,9 +255,7 @@ class Options:
         _check_numbers(self)
         _check_call(self)
         for o in OPTIONS.values():
-            given = getattr(self, o.name)
-            if o.take is not None and given is not None:
-                object.__setattr__(self, o.name, o.take(given))
+            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
 
     @property
     def rule(self) -> str:
@@ -292,7 +290,7 @@ class Options:
         words = ["model", "data"]
         for o in OPTIONS.values():
             value = getattr(self, o.name)
-            if o.repeated and value is not o.default and (o.variable or value != o.default):
+            if o.repeated and o.differs(value):
                 source = o.name if o.variable else _source(value, names)
                 words.append(f"{KEYWORDS.bare(o.name)}{source}")
         return f"subprune.prune({', '.join(words)})"

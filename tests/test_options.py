@@ -8,7 +8,7 @@ import inspect
 import pickle
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import subprune
 from subprune.budget import RULES
 from subprune.cli.app import app
-from subprune.cli.options import read
+from subprune.cli.options import read, text_kind
 from subprune.errors import BudgetError, OptionError
 from subprune.guarantees import guarantees
 from subprune.guarantees.choices import Form, GuaranteeOptions
-from subprune.keywords import options_of
+from subprune.keywords import option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options import GOALS, OPTIONS, Options, Rule
 from subprune.statistics.calibrate import FORMS
@@ -136,6 +136,52 @@ def test_the_reference_page_is_made_from_the_table() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert module.PAGE.read_text(encoding="utf-8") == module.page(), f"run {spec.origin}"
+
+
+# ---- options that are objects ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Brush:
+    width: int = 1
+
+
+BRUSHES = {"fine": Brush(), "broad": Brush(9)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Painting:
+    """As `Options`: a string is a shortcut for an object."""
+
+    brush: Brush | str = option(
+        "fine",
+        "what it is painted with",
+        take=lambda given: BRUSHES.get(given, given),
+        show=lambda kept: {"width": kept.width},
+    )
+
+    def __post_init__(self) -> None:
+        for o in options_of(Painting).values():
+            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
+
+
+def test_a_string_is_a_shortcut_for_an_object() -> None:
+    o = options_of(Painting)["brush"]
+    assert Painting().brush == Brush()
+    assert Painting(brush="broad").brush == Painting(brush=Brush(9)).brush
+    assert not o.differs(Painting(brush=Brush()).brush)
+    assert o.differs(Painting(brush="broad").brush)
+    assert o.plain(Painting(brush="broad").brush) == {"width": 9}
+    assert text_kind(o) is str  # a flag takes the name
+
+    @takes(Painting)
+    def paint(model: nn.Module, data: Any, options: Painting) -> Any:
+        """Paint."""
+        return options.brush
+
+    assert paint(nn.Identity(), None, brush="broad") == Brush(9)
+    with pytest.raises(OptionError, match="did you mean 'brush'"):
+        paint(nn.Identity(), None, brusch="broad")  # type: ignore[call-arg]
 
 
 # ---- messages ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ __all__ = [
     "Std",
     "Weights",
     "read",
+    "text_kind",
     "with_options",
 ]
 
@@ -89,7 +90,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(o: Option) -> inspect.Parameter:
-    kind = _text_kind(o)
+    kind = text_kind(o)
     words = describe(o, FLAGS)
     words = words[:1].upper() + words[1:] if words.split()[0].islower() else words
     flag = FLAGS.name(o.name)
@@ -106,7 +107,7 @@ def _parameter(o: Option) -> inspect.Parameter:
     )
 
 
-def _text_kind(o: Option) -> Any:
+def text_kind(o: Option) -> Any:
     """What the words after the flag are read as, before `Option.parse`."""
     if o.several:
         return list[str] | None
