@@ -71,11 +71,11 @@ def by_depth(place: Place, images: int = 64) -> list[tuple[int, float]]:
         torch.manual_seed(0)
         model = build(f"resnet{depth}").eval()
 
-        def work(model: torch.nn.Module = model, dry_run: bool = False) -> Any:
-            options: Any = {"time_calls": False, "progress": False, "dry_run": dry_run}
-            return subprune.prune(model, data, keep=0.5, only=RESIDUAL, **options)
+        def work(call: Any = subprune.prune, model: torch.nn.Module = model) -> Any:
+            quiet: Any = {"time_calls": False, "progress": False}
+            return call(model, data, keep=0.5, only=RESIDUAL, **quiet)
 
-        found.append((len(work(dry_run=True).counts), best(work, 1)))
+        found.append((len(work(subprune.forecast).counts), best(work, 1)))
     return found
 
 

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from subprune.api import prune
+from subprune.api import forecast, prune
 from subprune.cut.masking import mask
 from subprune.cut.surgery import cut
-from subprune.forecast import Forecast
 from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save
 from subprune.report import Report
+from subprune.report.forecast import Forecast
 from subprune.result import Result
 from subprune.select.presets import METHODS, Ranker, Ranking, method
 from subprune.structure import find_groups
@@ -27,6 +27,7 @@ __all__ = [
     "cut",
     "export",
     "find_groups",
+    "forecast",
     "inspect",
     "load",
     "mask",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from subprune.messages import Message
+
 __all__ = ["HISTORY", "GroupPlan", "Plan", "history_of", "unprovable"]
 
 HISTORY = "subprune_history"
@@ -94,14 +96,15 @@ PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
 
 def unprovable(method: str, options: Mapping[str, Any]) -> str:
     """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
-    others = [
-        f"{name}={options[name]!r}"
-        for name, value in PLAIN.items()
-        if options.get(name, value) != value
-    ]
+    others = {
+        name: options[name] for name, value in PLAIN.items() if options.get(name, value) != value
+    }
     if method in ("layer-in-change", "seq-in-change", "asym-in-change") and not others:
         return ""
-    return (
-        "bounds are proven for plain greedy selection on the input change (layer-, seq- and asym-in-change) with "
-        f"reweighting and BatchNorm as it is; this is {', '.join([f'method={method!r}', *others])}"
+    this = ", ".join(f"{{{name}=}}" for name in ("method", *others))
+    return Message(
+        "bounds are proven for plain greedy selection on the input change (layer-, seq- and "
+        f"asym-in-change) with reweighting and BatchNorm as it is; this is {this}",
+        method=method,
+        **others,
     )

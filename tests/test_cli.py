@@ -34,7 +34,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_prune_report_export(run: Run, tmp_path: Path) -> None:
     small = tmp_path / "small"
-    done = run("prune", *LENET, "--compression", 4, "--output", small, "--time", "--guarantees")
+    done = run(
+        "prune", *LENET, "--compression", 4, "--output", small, "--time-calls", "--guarantees"
+    )
     assert done.code == 0, done.err
     assert "conv1" in done.out
     assert sorted(p.name for p in small.iterdir()) == [
@@ -346,8 +348,8 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
         "not a file",
     ),
     "no weights": (("prune", *LENET, "--weights", "no.pt", "--keep", 0.5), "not a file"),
-    "budgets": (("prune", *LENET, "--budget", "conv1"), "GROUP=UNITS"),
-    "a group": (("prune", *LENET, "--budget", "conv9=1"), "did you mean"),
+    "budgets": (("prune", *LENET, "--budgets", "conv1"), "GROUP=UNITS"),
+    "a group": (("prune", *LENET, "--budgets", "conv9=1"), "did you mean"),
     "a method": (("prune", *LENET, "--keep", 0.5, "--method", "asym"), "asym-in-change"),
     "a rule": (("prune", *LENET, "--compression", 2, "--allocate", "eror"), "'error'"),
     "an option": (("prune", *LENET, "--kep", 0.5), "--keep"),

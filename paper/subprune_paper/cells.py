@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.ranking import in_order
 from subprune.measure import figures as measure
 from subprune.select.presets import find_method
-from subprune.statistics.batchnorm import recalibrate
+from subprune.statistics.batchnorm import BatchNorm, recalibrate
 from subprune.statistics.calibrate import Calibration
 from subprune.structure import find_groups
 from subprune.structure.choose import choose_groups
@@ -191,7 +191,7 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
         reweight=cell.reweight,
         train_data=pool,
         seed=cell.seed,
-        batchnorm=cell.batchnorm,
+        batchnorm=cast(BatchNorm, cell.batchnorm),  # which the configuration checked
         ridge=0,
         n_samples=None,
         time_calls=False,

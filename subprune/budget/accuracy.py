@@ -22,6 +22,7 @@ from subprune.errors import DataError
 from subprune.loop.ranking import rankers, ranking_of
 from subprune.loop.walk import alone
 from subprune.measure.answers import IGNORED, Reading, read_program
+from subprune.messages import Message
 from subprune.select.registry import Method, Ranker
 from subprune.statistics.calibrate import Calibration, Passage
 from subprune.structure import Group
@@ -127,8 +128,10 @@ def _reading(verification: Calibration) -> Reading:
     reading = read_program(verification.programs[0], verification.batches[0])
     if reading.dim is None:
         raise DataError(
-            "equal accuracy and equal agreement compare classes, and the model's outputs are numbers; give allocate= "
-            "another rule, such as 'balanced' or 'uniform'"
+            Message(
+                "equal accuracy and equal agreement compare classes, and the model's outputs are "
+                "numbers; give {allocate=} another rule, such as 'balanced' or 'uniform'"
+            )
         )
     return reading
 
@@ -137,14 +140,23 @@ def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor
     found = [b.labels for b in verification.batches if b.labels is not None]
     if len(found) < len(verification.batches):
         raise DataError(
-            "equal accuracy needs labels: give verify_data with labels, or use allocate='equal-agreement', which "
-            "compares with the dense model's own predictions"
+            Message(
+                "equal accuracy needs labels: give {verify_data:name} with labels, or use "
+                "{allocate=}, which compares with the dense model's own predictions",
+                allocate="equal-agreement",
+            )
         )
     for labels, own in zip(found, answers, strict=True):
         if labels.shape != own.shape or not bool((labels != IGNORED).any()):
             raise DataError(
-                f"equal accuracy needs one label for every answer, of shape {tuple(own.shape)}; verify_data has labels "
-                f"of shape {tuple(labels.shape)}, or all of them are {IGNORED}, which are not counted"
+                Message(
+                    "equal accuracy needs one label for every answer, of shape {wanted}; "
+                    "{verify_data:name} has labels of shape {got}, or all of them are {ignored}, "
+                    "which are not counted",
+                    wanted=tuple(own.shape),
+                    got=tuple(labels.shape),
+                    ignored=IGNORED,
+                )
             )
     return found
 

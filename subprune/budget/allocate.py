@@ -16,6 +16,7 @@ from subprune.budget.sampling import by_sampling
 from subprune.budget.scores import by_score, top_fraction
 from subprune.budget.target import Counts, Rounding, Target, amount
 from subprune.loop.ranking import comparable_scores, curves, sensitivities
+from subprune.messages import Message
 from subprune.select.greedy import KeepOrder
 from subprune.select.registry import Method
 from subprune.statistics.calibrate import Calibration
@@ -67,16 +68,18 @@ class Demand:
     def target(self) -> Target:
         if self.compression is not None:
             limit = int(self.cost.params({}) / self.compression)
-            return Target("params", limit, f"compression={self.compression:g}")
+            return Target("params", limit, Message("{compression=}", compression=self.compression))
         if self.params is not None:
             limit = int(amount("params", self.params, self.cost.params({})))
-            return Target("params", limit, f"params={self.params!r}")
+            return Target("params", limit, Message("{params=}", params=self.params))
         inputs = self.calibration.batches[0].size
         if self.flops is not None:
             limit = int(amount("flops", self.flops, self.cost.flops({}) / inputs) * inputs)
-            return Target("flops", limit, f"flops={self.flops!r}", inputs)
+            return Target("flops", limit, Message("{flops=}", flops=self.flops), inputs)
         ratio = self.speedup or 1.0
-        return Target("flops", int(self.cost.flops({}) / ratio), f"speedup={ratio:g}", inputs)
+        return Target(
+            "flops", int(self.cost.flops({}) / ratio), Message("{speedup=}", speedup=ratio), inputs
+        )
 
     def counts(self, name: str) -> Counts:
         """Units to keep in every group, by the rule of that name."""

@@ -17,9 +17,9 @@ from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
-from subprune.cli.flags import in_flags
 from subprune.cli.plugins import add_commands
 from subprune.errors import SubpruneError
+from subprune.messages import FLAGS, KEYS
 
 __all__ = ["app", "main"]
 
@@ -80,8 +80,8 @@ def main() -> None:
 def _explain(error: Exception, args: list[str]) -> None:
     """One line on what went wrong, and the exit code that fits."""
     if isinstance(error, SubpruneError):
-        added = bool(args) and args[0] in _ADDED  # whose messages are in words of their own
-        _fail(str(error) if added else in_flags(str(error)), 2)
+        added = bool(args) and args[0] in _ADDED  # whose options stand in a configuration file
+        _fail(error.spelled(KEYS if added else FLAGS), 2)
     show = getattr(error, "show", None)
     if callable(show):  # an unknown option, a missing value: the command line library words these
         show()

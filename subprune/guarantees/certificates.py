@@ -21,24 +21,24 @@ from torch.utils._pytree import tree_map
 from subprune import budget
 from subprune.cut.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
-from subprune.errors import OptionError, closest
+from subprune.errors import closest
 from subprune.fit.ridge import fold_count
 from subprune.guarantees import bounds
+from subprune.guarantees.choices import GuaranteeOptions
+from subprune.keywords import takes
 from subprune.loop.ranking import curves, in_order
 from subprune.loop.walk import walk
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
-from subprune.progress import Step, progress_bar
+from subprune.progress import progress_bar
 from subprune.select.greedy import KeepOrder, greedy
 from subprune.select.presets import Method, Ranker
-from subprune.statistics.calibrate import FORMS, Calibration
+from subprune.statistics.calibrate import Calibration
 from subprune.statistics.statistics import Statistics
 from subprune.structure import Group
 from subprune.structure.choose import choose_groups
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
-
-PATCHES = ("all", "random")
 
 
 @dataclass(frozen=True)
@@ -269,68 +269,59 @@ class Guarantees:
     __repr__ = __str__
 
 
+@takes(GuaranteeOptions)
 @given_back
-def guarantees(
-    model: nn.Module,
-    data: Any,
-    *,
-    form: str = "layer",
-    keep: float | Sequence[float] = (0.25, 0.5, 0.75),
-    budgets: Mapping[str, int] | None = None,
-    only: Any = None,
-    ignore: Any = None,
-    patches: str = "all",
-    ridge: float | None = None,
-    folds: int | None = None,
-    n_samples: int | None = 512,
-    forward: Callable[[Any], Any] | None = None,
-    seed: int = 0,
-    double: bool = True,
-    progress: bool | Callable[[Step], None] | None = None,
-) -> Guarantees:
+def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guarantees:
     """What is proven about greedy's selection in every group that `prune` would touch.
 
-    `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are
-    given for the shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual
-    streams too. ``form="layer"`` looks at the dense model; "sequential" and "asymmetric" prune
-    group after group on the way, and so need one share, or budgets. ``patches="random"`` sees each
-    image at as many random patches as the kernel has positions, with the same `seed` at the same
-    ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups before are
-    fitted where the form prunes on the way; the bounds themselves are about plain fits. `progress`
-    is that of `prune`. Everything is computed in float64 on a copy; ``double=False`` leaves the
-    model's own precision, with wider margins for rounding.
+    The options that `prune` has too mean what they mean there. Errors and bounds are given for the
+    shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too.
+    ``form="layer"`` looks at the dense model; "sequential" and "asymmetric" prune group after
+    group on the way, and so need one share, or budgets; `ridge` and `folds` say how the groups
+    before are fitted, and the bounds themselves are about plain fits. ``patches="random"`` sees
+    each image at as many random patches as the kernel has positions, with the same `seed` at the
+    same ones as `prune`.
+
+    Args:
+        model: as for `prune`.
+        data: as for `prune`.
+
+    Returns:
+        `Guarantees`, group by group.
     """
-    shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
-    _check(form, patches, shares, budgets)
     check_model(model)
-    with progress_bar({"setup": 1, "bounds": 1}, progress) as tick:
+    with progress_bar({"setup": 1, "bounds": 1}, options.progress) as tick:
         tick("bounds: recording the model")
-        taken = batches(data, model, n_samples, forward=forward, seed=seed)
+        taken = batches(data, model, options.n_samples, forward=options.forward, seed=options.seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
         # which also say where random patches are taken
-        parts = fold_count(folds, ridge, reweight=True)
+        parts = fold_count(options.folds, options.ridge, reweight=True)
         exact = model
-        if double:
+        if options.double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
         calibration = Calibration.of(exact, taken, parts)
         # only= may hold modules
-        groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))
-        wanted = _counts(groups, shares, budgets)
+        groups = in_order(
+            choose_groups(
+                calibration.structure, model, options.only, options.ignore, options.budgets
+            )
+        )
+        wanted = _counts(groups, options.shares, options.budgets)
         groups = [g for g in groups if g.name in wanted]
         tick.plan(bounds=len(groups))
         tick.enter("bounds")
-        proven = _look(calibration, groups, wanted, form, ridge, tick, seed=seed, patches=patches)
-    return Guarantees(form, patches, samples, proven, seed, seen, ridge)
+        proven = _look(calibration, groups, wanted, options, tick)
+    return Guarantees(
+        options.form, options.patches, samples, proven, options.seed, seen, options.ridge
+    )
 
 
 def _look(
     calibration: Calibration,
     groups: Sequence[Group],
     wanted: Mapping[str, tuple[int, ...]],
-    form: str,
-    ridge: float | None,
+    options: GuaranteeOptions,
     tick: Callable[[str], None],
-    **choices: Any,
 ) -> tuple[GroupGuarantee, ...]:
     """Every group as the selection comes by; `wanted` are the numbers of units to look at."""
     proven: list[GroupGuarantee] = []
@@ -342,8 +333,9 @@ def _look(
         proven.append(group_guarantee(name, ranker.statistics, ranker.n_units, wanted[name], order))
         return order
 
-    method = Method("guarantees", look, form)
-    if form == "layer":
+    method = Method("guarantees", look, options.form)
+    choices: dict[str, Any] = {"seed": options.seed, "patches": options.patches}
+    if options.form == "layer":
         curves(calibration, groups, method, **choices)
     else:
         walk(
@@ -351,24 +343,10 @@ def _look(
             groups,
             method,
             {n: k[0] for n, k in wanted.items()},
-            ridge=ridge,
+            ridge=options.ridge,
             **choices,
         )
     return tuple(proven)
-
-
-def _check(
-    form: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None
-) -> None:
-    for name, value, allowed in (("form", form, FORMS), ("patches", patches, PATCHES)):
-        if value not in allowed:
-            raise OptionError(
-                f"{name}={value!r}: {closest(str(value), allowed)}allowed are {', '.join(allowed)}"
-            )
-    if form != "layer" and budgets is None and len(shares) != 1:
-        raise OptionError(
-            f"form={form!r} prunes on the way: give one share, as in keep=0.5, or budgets="
-        )
 
 
 def _counts(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import OptionError
+from subprune.messages import Message
 from subprune.program import parallel
 from subprune.select.greedy import KeepOrder, follow
 from subprune.select.registry import METHODS, Method, Ranker, Ranking, Setting
@@ -100,8 +101,13 @@ def comparable_scores(
         if ranking.scores is None:
             able = ", ".join(m.name for m in METHODS.values() if m.allocate == "score")
             raise OptionError(
-                f"allocate='score' needs scores that can be compared between layers, and method {method.name!r} "
-                f"has none; use another rule, or one of {able}"
+                Message(
+                    "{allocate=} needs scores that can be compared between layers, and {method=} "
+                    "has none; use another rule, or one of {able}",
+                    allocate="score",
+                    method=method.name,
+                    able=able,
+                )
             )
         found[name] = ranking.scores
     return found

@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
+from subprune.messages import Message
 from subprune.select.greedy import KeepOrder
 from subprune.statistics.calibrate import FORMS, Calibration, Run, group_statistics
 from subprune.statistics.consumers import consumer_weight
@@ -23,8 +25,8 @@ from subprune.structure import Group
 
 __all__ = [
     "METHODS",
-    "PATCHES",
     "Method",
+    "Patches",
     "Ranker",
     "Ranking",
     "Setting",
@@ -33,7 +35,7 @@ __all__ = [
     "order_by",
 ]
 
-PATCHES = ("all", "random")
+Patches = Literal["all", "random"]
 
 
 @dataclass(frozen=True)
@@ -185,15 +187,13 @@ class Method:
         """Refuse data without what the method needs."""
         if self.needs_train_data:
             if setting.train_data is None:
-                raise OptionError(
-                    f"method {self.name!r} draws batches from the training set: give train_data="
-                )
+                why = "{method=} draws batches from the training set: give {train_data=}"
+                raise OptionError(Message(why, method=self.name))
             all_labels(setting.train_data, f"train_data: method {self.name!r}")
         elif setting.train_data is not None:
             users = ", ".join(m.name for m in METHODS.values() if m.needs_train_data)
-            raise OptionError(
-                f"method {self.name!r} makes no use of train_data, only {users} does; omit it"
-            )
+            why = "{method=} makes no use of {train_data:name}, only {users} does; omit it"
+            raise OptionError(Message(why, method=self.name, users=users))
         if self.needs_labels:
             all_labels(setting.calibration, f"method {self.name!r}")
 
@@ -241,6 +241,11 @@ def find_method(name: str) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if name not in METHODS:
         raise OptionError(
-            f"unknown method {name!r}: {closest(name, METHODS)}allowed are {', '.join(sorted(METHODS))}"
+            Message(
+                "unknown {method=}: {hint}allowed are {allowed}",
+                method=name,
+                hint=closest(name, METHODS),
+                allowed=", ".join(sorted(METHODS)),
+            )
         )
     return METHODS[name]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
+from subprune.messages import Message
 from subprune.program.program import Program
 from subprune.structure.flow import Use
 
@@ -139,11 +140,11 @@ class Group:
         if self.barrier:
             return self.barrier
         if self.kind == "stream":
-            return "residual stream: cut only when named itself in only= or budgets="
+            return Message("residual stream: cut only when named itself in {only=} or {budgets=}")
         if self.parts:
-            return (
-                "some layers hold just a part of its units and must keep one: cut only when named itself in only= "
-                "or budgets="
+            return Message(
+                "some layers hold just a part of its units and must keep one: cut only when named "
+                "itself in {only=} or {budgets=}"
             )
         return ""
 

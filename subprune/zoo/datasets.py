@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError, closest
+from subprune.messages import Message
 from subprune.zoo import assets_dir
 from subprune.zoo.readers import (
     archive_bytes,
@@ -155,9 +156,12 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
     given = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE)
     if not given:
         raise DataError(
-            f"no folder was given for the data set {name!r}; pass data_dir (--data-dir) or set "
-            f"{DATA_VARIABLE} to the folder that holds its official files. "
-            '"mnist-sample" needs none.'
+            Message(
+                "no folder was given for the data set {name!r}; pass {data_dir:name} or set "
+                "{variable} to the folder that holds its official files. 'mnist-sample' needs none.",
+                name=name,
+                variable=DATA_VARIABLE,
+            )
         )
     root = Path(given)
     if not root.is_dir():
@@ -180,8 +184,12 @@ def _find(root: Path, folders: tuple[str, ...], names: tuple[str, ...]) -> Path:
         return path
     places = " or ".join(str(root / folder) for folder in folders)
     raise DataError(
-        f"{' or '.join(names)} was not found in {places}; "
-        "put the official file there, or give another data_dir."
+        Message(
+            "{names} was not found in {places}; put the official file there, or give another "
+            "{data_dir:name}.",
+            names=" or ".join(names),
+            places=places,
+        )
     )
 
 

@@ -13,7 +13,7 @@ from subprune.budget import Demand, allocate, by_latency
 from subprune.errors import BudgetError
 from subprune.report.terminal import as_text
 
-__all__ = ["Forecast", "ForecastGroup", "forecast"]
+__all__ = ["Forecast", "ForecastGroup", "make_forecast"]
 
 NEEDS_DATA = {
     "balanced": "the error curves of the dense model",
@@ -38,7 +38,7 @@ class ForecastGroup:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What ``prune(..., dry_run=True)`` returns; nothing was pruned."""
+    """What `subprune.forecast` returns: what `prune` would do; nothing was pruned."""
 
     method: str
     rule: str
@@ -106,7 +106,7 @@ class Forecast:
         return f"<p>{html.escape(self.summary())}</p>{table}<p>{'<br>'.join(map(html.escape, lines))}</p>"
 
 
-def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> Forecast:
+def make_forecast(demand: Demand, rule: str, latency: str | float | None = None) -> Forecast:
     """Share out the target without pruning; statistics are taken only by rules that need them."""
     problem, needed = "", ""
     try:
@@ -125,7 +125,7 @@ def forecast(demand: Demand, rule: str, latency: str | float | None = None) -> F
         if demand.budgets is not None or demand.keep is not None:
             raise
         problem, counts = (
-            str(error),
+            error.message,
             {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups},
         )
     structure, cost = demand.calibration.structure, demand.cost
