@@ -16,15 +16,19 @@ import time
 from pathlib import Path
 
 import torch
-from subprune.loop.ranking import curves, in_order
-from subprune.select.presets import find_method
 
-from subprune.budget import FRACTIONS, accuracy_curves
+from subprune.budget.accuracy import FRACTIONS, accuracy_curves
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
+from subprune.loop.looks import curves
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import in_order
 from subprune.measure.figures import accuracy
-from subprune.statistics.calibrate import Calibration
+from subprune.methods import find_method
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 
 def main() -> None:
@@ -44,7 +48,8 @@ def main() -> None:
         batches((train.inputs(chosen), train.labels[chosen].long()), model, None)
     )
     groups = in_order(calibration.structure.inner())
-    method = find_method("layer-in-change")
+    row = find_method("layer-in-change")
+    recipe = Recipe(row.target, row.selector, row.fit.plain(), row.name)
     picked = groups[options.every // 2 :: options.every]
     times = []  # first, while the process is as any other
     for _ in range(3):
@@ -52,11 +57,12 @@ def main() -> None:
         accuracy(model, verify.batches)
         times.append(time.perf_counter() - started)
     started = time.perf_counter()
-    curves(calibration, picked, method)
+    setting = Setting(calibration, tuple(picked))
+    curves(setting, recipe)
     # done by the curves too, and not part of evaluating them
     ranking = time.perf_counter() - started
     started = time.perf_counter()
-    accuracy_curves(calibration, verify, picked, method)
+    accuracy_curves(setting, recipe, verify)
     ours = time.perf_counter() - started - ranking
     pairs = len(picked) * (len(FRACTIONS) - 1)
     plain = min(times) * pairs

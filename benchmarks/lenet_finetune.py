@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from subprune.errors import SubpruneError
-from subprune.experiments import compiled
-from subprune.experiments.datasets import Images, load
-from subprune.experiments.models import LeNet
-from subprune.experiments.training import Recipe, finetune_recipe, fit
+from subprune.zoo.datasets import Images, load
+from subprune.zoo.models import LeNet
+from subprune_paper import compiled
+from subprune_paper.training import Recipe, finetune_recipe, fit
 
 WIDTHS = ((6, 16, 120, 84), (2, 10, 94, 59), (1, 5, 49, 21), (6, 2, 24, 13), (2, 1, 10, 8))
 """The dense network, and budgets about those of the lenet-mnist grid at c = 2, 8, 32 and 128."""

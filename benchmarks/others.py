@@ -16,10 +16,10 @@ from workloads import IMAGES, Place, _paper_layers
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.training import count_correct
 from subprune.measure.figures import count_parameters
 from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
 
 # what the committed rows named "default" were made with
 PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}
@@ -46,11 +46,11 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         },
         "subprune, layer-weight-norm without reweighting": {
             "method": "layer-weight-norm",
-            "reweight": False,
+            "fit": "keep",
         },
         "subprune, layer-weight-norm without reweighting, BatchNorm re-estimated": {
             "method": "layer-weight-norm",
-            "reweight": False,
+            "fit": "keep",
             "batchnorm": "recalibrate",
         },
     }.items():

@@ -12,10 +12,11 @@ from machine import timed
 from workloads import RESIDUAL, Place, synthetic
 
 import subprune
-from subprune.experiments.models import build
 from subprune.select.greedy import greedy
+from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products
-from subprune.statistics.statistics import Consumer, ConsumerStatistics, Convolution
+from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
+from subprune.zoo.models import build
 
 REPEATS = 3
 
@@ -44,7 +45,7 @@ def by_rows() -> list[tuple[int, float]]:
         x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
 
         def work(x: torch.Tensor = x) -> None:
-            ConsumerStatistics(Consumer(torch.arange(512), 512), symmetric=True).update(x)
+            ConsumerStatistics(ColumnMap(torch.arange(512), 512), symmetric=True).update(x)
 
         found.append((rows, best(work)))
     return found
@@ -70,11 +71,11 @@ def by_depth(place: Place, images: int = 64) -> list[tuple[int, float]]:
         torch.manual_seed(0)
         model = build(f"resnet{depth}").eval()
 
-        def work(model: torch.nn.Module = model, dry_run: bool = False) -> Any:
-            options: Any = {"time_calls": False, "progress": False, "dry_run": dry_run}
-            return subprune.prune(model, data, keep=0.5, only=RESIDUAL, **options)
+        def work(call: Any = subprune.prune, model: torch.nn.Module = model) -> Any:
+            quiet: Any = {"time_calls": False, "progress": False}
+            return call(model, data, keep=0.5, only=RESIDUAL, **quiet)
 
-        found.append((len(work(dry_run=True).counts), best(work, 1)))
+        found.append((len(work(subprune.forecast).counts), best(work, 1)))
     return found
 
 

@@ -22,7 +22,7 @@ def build(case: str) -> tuple[Any, Any]:
     import torch
 
     if case == "resnet56":
-        from subprune.experiments.models import build as build_model
+        from subprune.zoo.models import build as build_model
 
         return build_model("resnet56"), torch.randn(2, 3, 32, 32)
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -18,15 +18,19 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
 from subprune.loop.tour import in_order
 from subprune.select.greedy import greedy
-from subprune.statistics.calibrate import Calibration, group_statistics, reader
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import column_map
 from subprune.statistics.patches import conv_rows
+from subprune.statistics.place import Place as Stand
 from subprune.statistics.statistics import ConsumerStatistics, Statistics
+from subprune.statistics.targets import Layer
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 IMAGES = 512
 # what the paper prunes in a ResNet: the first layers of residual branches
@@ -83,7 +87,7 @@ def layer_operations(group: Group, calibration: Calibration) -> tuple[float, flo
     gram = cross = elimination = 0.0
     count = sum(b.size for b in calibration.batches)
     for consumer in group.reweightable:
-        how = reader(consumer, program, consumer.name)
+        how = column_map(consumer, program, consumer.name)
         op = program.ops[consumer.use.op]
         out = program.values[op.outs[0]].shape
         positions = 1 if how.conv is None else int(torch.tensor(out[2:]).prod())
@@ -160,7 +164,7 @@ def _allowance(calibration: Calibration, groups: list[Group]) -> int:
     """
     program = calibration.structure.program
     widest = max(
-        len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
+        len(column_map(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
     )
     share = sum(b.size for b in calibration.batches) / calibration.batches[0].size
     largest = max(_bytes(program, v) for op in program.ops for v in op.outs)
@@ -196,7 +200,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
     count = n if steps is None else steps
 
     def ours() -> Any:
-        return greedy([s.whole() for s in group_statistics(group, "layer", run, run)[0]], n)
+        return greedy(Layer().gather(Stand(group=group, current=run, dense=run)).statistics, n)
 
     ours()  # warm
     seconds, order = timed(ours)
@@ -227,7 +231,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
 def _activations(group: Group, run: Any) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns, as the paper has them."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     index = consumer.use.op
     inputs = torch.cat([run.argument(index, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
@@ -277,13 +281,13 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics.statistics import Consumer
+    from subprune.statistics.statistics import ColumnMap
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)
 
     def work() -> Any:
-        gather = ConsumerStatistics(Consumer(torch.arange(d), m), symmetric=True)
+        gather = ConsumerStatistics(ColumnMap(torch.arange(d), m), symmetric=True)
         gather.update(x)
         return greedy(gather.result(w), d, d // 2)
 

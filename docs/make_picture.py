@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 FLAGS = (
     "--headless",

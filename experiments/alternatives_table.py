@@ -19,9 +19,9 @@ from statistics import mean
 import torch
 
 import subprune
-from subprune.experiments.datasets import calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.training import count_correct
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.models import shipped_lenet
 
 METHODS = {
     "asym-in-change": "greedy on the input change (default)",
@@ -50,8 +50,7 @@ def measure(seeds: tuple[int, ...]) -> dict[tuple[str, bool, int], float]:
                         method=method,
                         compression=c,
                         allocate="uniform",
-                        reweight=reweight,
-                        ridge=0,
+                        fit="least-squares" if reweight else "keep",
                         seed=seed,
                     ).model
                     found.setdefault((method, reweight, c), []).append(

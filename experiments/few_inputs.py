@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 HERE = Path(__file__).parent
 ROWS = HERE / "results" / "few-inputs" / "rows.csv"

@@ -36,11 +36,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.guarantees import Guarantees, guarantees
 from subprune.statistics.patches import Convolution, conv_rows, random_rows
 from subprune.structure import find_groups
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import build, shipped_lenet
+from subprune.zoo.weights import load_weights
+from subprune_paper.augmentation import augment
 
 PAPER = Path(__file__).parent / "data" / "paper_gamma_tables.csv"
 MODELS = ("lenet", "resnet56", "vgg11")
@@ -167,7 +169,8 @@ def tables(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ranks.csv and of bounds.csv for one network."""
     plain = calibration_batches(images, SAMPLES, seed)
-    augmented = calibration_batches(images, SAMPLES, seed, augmented=name != "lenet")
+    change = None if name == "lenet" else augment
+    augmented = calibration_batches(images, SAMPLES, seed, augment=change)
     readers = readers_of(model, plain[0][0])
     paper, ranks, found = read_paper(), [], []
     for patches in PATCHES:

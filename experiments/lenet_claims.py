@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import mean, pstdev
 
-from subprune.experiments.store import Row
-from subprune.experiments.tables import LABELS, OURS, paper_rows
+from subprune_paper.store import Row
+from subprune_paper.tables import LABELS, OURS, paper_rows
 
 VALUES = (2, 4, 8, 16, 32)
 GREEDY_FS = ("layer-greedy-fs", "layer-greedy-fs-fd")

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.tables import write_csv
-from subprune.experiments.training import count_correct, finetune_recipe, fit
 from subprune.measure.figures import count_parameters
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import shipped_lenet
+from subprune_paper.tables import write_csv
+from subprune_paper.training import finetune_recipe, fit
 
 GROUPS = ("conv1", "conv2", "fc1", "fc2")
 PAPER = "the paper's convolutions"
@@ -66,8 +67,7 @@ def other_budgets(dense: nn.Module, train: Images, test: Images, seed: int) -> I
                     data,
                     method=method,
                     budgets=budgets,
-                    reweight=reweight,
-                    ridge=0,
+                    fit="least-squares" if reweight else "keep",
                     seed=seed,
                     progress=False,
                 ).model

@@ -15,8 +15,8 @@ from statistics import mean, pstdev
 
 from lenet_claims import VALUES, Rows, finetuning_claims, order_claim, reweighting_claim
 
-from subprune.experiments.config import read_config
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
+from subprune_paper.config import read_config
+from subprune_paper.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "results-lenet.md"
@@ -242,7 +242,7 @@ def text() -> str:
         "",
         f"Made by `experiments/lenet_findings.py` from the committed rows; seeds {', '.join(map(str, seeds))}. Dense "
         f"top-1 {dense:.2f} here, {config.paper_dense} in the paper. Budgets as in the paper: equal accuracy on "
-        f"{config.verification:,} labelled training images for layerwise methods, their own for LayerSampling and the "
+        f"{config.verify_samples:,} labelled training images for layerwise methods, their own for LayerSampling and the "
         "global ones. In brackets: the paper's top-1, and the share of the dense accuracy that is left, ours less the "
         "paper's, in points (the paper counts its last batch as full, so its accuracies are about 1.1% too low). The "
         "rows and the report also hold c = 64 and 128.",

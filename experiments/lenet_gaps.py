@@ -23,16 +23,17 @@ from pathlib import Path
 from statistics import mean, pstdev
 
 import torch
-from subprune.select.registry import Ranker, Ranking
 from torch import nn
 
 import subprune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.tables import LABELS, paper_rows
-from subprune.experiments.training import count_correct, recipe, train
-from subprune.experiments.weights import load_weights, save_weights
 from subprune.select.forward_selection import greedy_loss
+from subprune.select.selector import Ranking, View
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import LeNet, shipped_lenet
+from subprune.zoo.weights import load_weights, save_weights
+from subprune_paper.tables import LABELS, paper_rows
+from subprune_paper.training import recipe, train
 
 Widths = tuple[int, int, int, int]
 FULL: Widths = (6, 16, 120, 84)
@@ -71,18 +72,18 @@ VARIANTS: tuple[tuple[str, str, Widths], ...] = (
 
 
 @subprune.method("incoming-weight-norm")
-def incoming(ranker: Ranker) -> Ranking:
+def incoming(view: View) -> Ranking:
     """Sum of |w| over the weights that make a unit; of the shipped LeNet only."""
-    weight = shipped_lenet()[0].get_submodule(ranker.group.name).get_parameter("weight").detach()
+    weight = shipped_lenet()[0].get_submodule(view.group.name).get_parameter("weight").detach()
     return Ranking(
         tuple(weight.abs().flatten(1).sum(1).argsort(descending=True, stable=True).tolist())
     )
 
 
-@subprune.method("asymmetric-greedy-fs", form="asymmetric", needs_labels=True)
-def asymmetric(ranker: Ranker) -> Ranking:
+@subprune.method("asymmetric-greedy-fs", target="asymmetric", labels=True)
+def asymmetric(view: View) -> Ranking:
     """Greedy on the loss, then reweighted to the dense network's values."""
-    return greedy_loss(ranker)
+    return greedy_loss(view)
 
 
 def params(k: Widths) -> int:

@@ -22,9 +22,9 @@ from statistics import mean, pstdev
 import torch
 
 import subprune
-from subprune.experiments.datasets import calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.training import count_correct
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.models import shipped_lenet
 
 METHODS = {
     "AsymInChange": "asym-in-change",

@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from subprune.experiments.config import Config, read_config
-from subprune.experiments.grid import cells_of
-from subprune.experiments.page import write_report
-from subprune.experiments.store import Row, Store
-from subprune.experiments.tables import (
+from subprune_paper.config import Config, read_config
+from subprune_paper.grid import cells_of
+from subprune_paper.page import write_report
+from subprune_paper.store import Row, Store
+from subprune_paper.tables import (
     LABELS,
     OURS,
     Group,

@@ -15,8 +15,8 @@ import itertools
 import math
 from pathlib import Path
 
-from subprune.experiments.models import build
 from subprune.measure.figures import count_parameters
+from subprune.zoo.models import build
 
 TABLE = Path(__file__).resolve().parent / "data" / "paper_gamma_tables.csv"
 WIDTHS = {

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from subprune.api import prune
+from subprune.api import forecast, prune
 from subprune.cut.masking import mask
 from subprune.cut.surgery import cut
-from subprune.forecast import Forecast
 from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save
 from subprune.methods import METHODS, Method, method
 from subprune.report import Report
+from subprune.report.forecast import Forecast
 from subprune.result import Result
 from subprune.select.selector import Ranking, View
 from subprune.structure import find_groups
@@ -29,6 +29,7 @@ __all__ = [
     "cut",
     "export",
     "find_groups",
+    "forecast",
     "inspect",
     "load",
     "mask",

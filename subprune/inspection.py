@@ -12,6 +12,7 @@ from torch import nn
 from subprune.cut.check import Check, check_code
 from subprune.data.batches import examples
 from subprune.errors import closest
+from subprune.messages import Message
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
 from subprune.program.program import input_count
@@ -174,7 +175,9 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
         )
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append(
-            "its units differ in size: targets are met whichever stay; budgets= says how many"
+            Message(
+                "its units differ in size: targets are met whichever stay; {budgets=} says how many"
+            )
         )
     if group.reweightable:  # otherwise the first obstacle says it all
         obstacles += [

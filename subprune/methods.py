@@ -14,6 +14,7 @@ from subprune.budget.allocators import ALLOCATORS
 from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
+from subprune.messages import Message
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
@@ -164,8 +165,12 @@ def find_method(name: str) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if name not in METHODS:
         raise OptionError(
-            f"unknown method {name!r}: {closest(name, METHODS)}allowed are "
-            f"{', '.join(sorted(METHODS))}"
+            Message(
+                "unknown {method=}: {hint}allowed are {allowed}",
+                method=name,
+                hint=closest(name, METHODS),
+                allowed=", ".join(sorted(METHODS)),
+            )
         )
     return METHODS[name]
 
@@ -179,7 +184,6 @@ def tuned(part: Part, **knobs: object) -> Part:
     known = [f.name for f in fields(part)]
     for name, value in given.items():
         if name not in known:
-            raise OptionError(
-                f"{name}={value!r} has no effect with {part.role} {part.name!r}; omit it"
-            )
+            why = f"{{{name}=}} has no effect with {part.role} {part.name!r}; omit it"
+            raise OptionError(Message(why, **{name: value}))
     return replace(part, **given)

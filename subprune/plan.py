@@ -38,12 +38,13 @@ class GroupPlan:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """All groups of one pruning, and how it was asked for."""
 
     method: str
     options: dict[str, Any]
+    target: str = ""  # what layers were to give
     groups: tuple[GroupPlan, ...] = ()
     # shapes of the inputs the model was recorded with
     inputs: dict[str, Any] = field(default_factory=dict)

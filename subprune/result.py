@@ -22,7 +22,7 @@ from subprune.loop.walk import Walk
 from subprune.measure import figures as measure
 from subprune.measure.compare import Comparison, Tally, compare
 from subprune.measure.stopwatch import Stopwatch
-from subprune.methods import find_method
+from subprune.messages import Message
 from subprune.options import Options
 from subprune.plan import HISTORY, Plan, history_of
 from subprune.report import GuaranteeLine, Layer, Report
@@ -72,7 +72,7 @@ class Result:
         """Refuse bounds of another selection."""
         plan = self.plan
         own = {
-            "target": find_method(plan.method).target.name,
+            "target": plan.target,
             "data": plan.data,
             "patches": plan.options.get("patches", "all"),
         }
@@ -128,13 +128,14 @@ def make_result(
     parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        options.method,
-        options.to_dict(),
-        parts,
-        describe_inputs(first.inputs),
-        eager,
-        data,
-        options.unbounded,
+        method=options.method,
+        target=options.recipe.target.name,
+        options=options.to_dict(),
+        groups=parts,
+        inputs=describe_inputs(first.inputs),
+        eager=eager,
+        data=data,
+        unbounded=options.unbounded,
     )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
@@ -175,6 +176,7 @@ def make_result(
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
+        command=options.call(dense),
         versions=library_versions(),
         parts=dict(watch.parts),
     )
@@ -218,14 +220,14 @@ def _remarks(
         if said := missed(options.keep, units, plan.counts, together=options.allocator.pools_units):
             yield said
     if verify is None and options.allocator.needs_verification:
-        yield (
-            "budgets by equal accuracy were measured on the calibration data, which flatters; give verify_data with "
-            "labelled inputs that are not calibrated on"
+        yield Message(
+            "budgets by equal accuracy were measured on the calibration data, which flatters; give "
+            "{verify_data:name} with labelled inputs that are not calibrated on"
         )
     if verify is not None and accuracy is None:
-        yield (
-            "no accuracy was measured: verify_data has no labels, or none that are class numbers of the outputs; give "
-            "(inputs, labels)"
+        yield Message(
+            "no accuracy was measured: {verify_data:name} has no labels, or none that are class "
+            "numbers of the outputs; give (inputs, labels)"
         )
 
 
@@ -300,6 +302,9 @@ def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) 
             models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS
         )
     except Exception as error:  # a model that takes whole batches only
-        why = f"a call with one input failed ({type(error).__name__}); time_calls=True times the first batch"
-        return _Timing(notes=(f"latency was not measured, {why}",))
+        words = (
+            "latency was not measured, a call with one input failed ({kind}); {time_calls=} times "
+            "the first batch"
+        )
+        return _Timing(notes=(Message(words, kind=type(error).__name__, time_calls=True),))
     return _Timing(found, 1)

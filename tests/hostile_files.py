@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from subprune.experiments.models import LeNet
+from subprune.zoo.models import LeNet
 
 MARK = "hostile-was-here"
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.experiments.models import build
 from subprune.methods import METHODS
 from subprune.statistics.batchnorm import pooled, recalibrate
+from subprune.zoo.models import build
 
 NET = NETS["plain"]
 
@@ -82,9 +82,9 @@ def norm_inputs(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str
     return {name: torch.cat(xs).double() for name, xs in seen.items()}
 
 
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 @pytest.mark.parametrize("method", METHODS)
-def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, reweight: bool) -> None:
+def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, fit: str | None) -> None:
     data = [(x.double(), y) for x, y in NET.data(3, 12)]
     extra = {"train_data": data} if METHODS[method].selector.needs_pool else {}
     result = subprune.prune(
@@ -93,7 +93,7 @@ def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, reweig
         method=method,
         budgets=NET.keep,
         batchnorm="sequential",
-        reweight=reweight,
+        fit=fit,
         **extra,
     )
     found = norm_inputs(result.model, data)

@@ -29,8 +29,6 @@ from subprune.budget.goal import Goal, Limit, Rounding
 from subprune.budget.knapsack import by_knapsack
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
 from subprune.fit.keep import Keep
 from subprune.loop.looks import curves
 from subprune.loop.tour import in_order
@@ -39,6 +37,8 @@ from subprune.select.greedy import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 RULES = ("uniform", "error", "knapsack", "balanced", "equal-accuracy", "equal-agreement")
 
@@ -97,10 +97,10 @@ def net() -> nn.Module:
 
 
 @pytest.mark.parametrize("labels", [True, False])
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", ["keep", None])
 @pytest.mark.parametrize("name", ["layer-in-change", "asym-in-change", "layer-weight-norm"])
 def test_curves_equal_pruning_each_layer_alone(
-    net: nn.Module, labels: bool, reweight: bool, name: str
+    net: nn.Module, labels: bool, fit: str | None, name: str
 ) -> None:
     """The partial reruns give what really pruning that one layer and evaluating the whole model
     gives.
@@ -115,17 +115,18 @@ def test_curves_equal_pruning_each_layer_alone(
     assert {g.name for g in groups} == {"a", "b", "c", "d"}
     fractions = (0.2, 0.5, 0.8, 1.0)
     recipe = recipe_of(name)
-    if not reweight:
+    if fit == "keep":
         recipe = replace(recipe, fit=Keep())
     found = accuracy_curves(
         setting_of(calibration), recipe, verification, labels=labels, fractions=fractions
     )
+    fitted = {"ridge": 0} if fit is None else {"fit": fit}
     plain = "layer-in-change" if name == "asym-in-change" else name
     for group in groups:
         assert found[group.name].counts == tuple(measured_counts(group.n_units, fractions))
         for k, p in zip(found[group.name].counts, found[group.name].values, strict=True):
             small = subprune.prune(
-                net, x[:40], method=plain, budgets={group.name: k}, reweight=reweight, ridge=0
+                net, x[:40], method=plain, budgets={group.name: k}, **fitted
             ).model
             slow = (
                 accuracy(small, verification.batches)
@@ -206,7 +207,7 @@ def test_cache_is_used_and_keyed(net: nn.Module, tmp_path: Path) -> None:
     assert again.plan.counts == first.plan.counts
     subprune.prune(net, x, compression=2.5, **options)  # another ratio, the same curves
     assert [f.stat().st_mtime_ns for f in tmp_path.iterdir()] == [stamp]
-    for change in ({"reweight": False}, {"seed": 3}, {"verify_data": x[:30]}):
+    for change in ({"fit": "keep"}, {"seed": 3}, {"verify_data": x[:30]}):
         subprune.prune(net, x, compression=1.5, **{**options, **change})
     other = copy.deepcopy(net)
     with torch.no_grad():

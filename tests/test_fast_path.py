@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from views import statistics_at
 
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.loop.tour import in_order
 from subprune.select.greedy import KeepOrder, greedy
-from subprune.statistics.calibrate import reader
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.runs import Run
 from subprune.structure import Group
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
+from subprune.zoo.weights import load_weights
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -51,7 +52,7 @@ def at_consumer(model: nn.Module, images: Tensor, name: str) -> tuple[Group, Run
 def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     inputs = torch.cat([run.argument(consumer.use.op, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
     return rows, how.weight_blocks(run.tensors[consumer.use.weight])[0], how.column_units()[0]

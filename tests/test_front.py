@@ -1,10 +1,9 @@
-"""The front door: targets, dry runs, data in all its forms, refusals, and results that show
+"""The front door: targets, forecasts, data in all its forms, refusals, and results that show
 themselves.
 """
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from typing import Any
@@ -17,9 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import subprune
 from subprune.budget.cache import Cache
 from subprune.errors import BudgetError, DataError, OptionError
-from subprune.experiments.models import LeNet
 from subprune.measure import figures as measure
-from subprune.options import PruneOptions
+from subprune.zoo.models import LeNet
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
 
@@ -47,27 +45,27 @@ def images() -> Tensor:
     ],
 )
 def test_targets_in_other_words(lenet: nn.Module, images: Tensor, target: Any, same: Any) -> None:
-    a, b = (subprune.prune(lenet, images, dry_run=True, **FAST, **t) for t in (target, same))
+    a, b = (subprune.forecast(lenet, images, **FAST, **t) for t in (target, same))
     assert a.counts == b.counts
     assert a.feasible
 
 
 def test_flops_count_for_one_input(lenet: nn.Module, images: Tensor) -> None:
     """The number does not depend on how the data is cut into batches."""
-    whole = subprune.prune(lenet, images, flops=200_000, dry_run=True, **FAST)
-    split = subprune.prune(lenet, images.split(8), flops=200_000, dry_run=True, **FAST)
+    whole = subprune.forecast(lenet, images, flops=200_000, **FAST)
+    split = subprune.forecast(lenet, images.split(8), flops=200_000, **FAST)
     assert whole.counts == split.counts
     assert whole.flops[1] == split.flops[1] <= 200_000
 
 
-def test_dry_run_predicts_exactly(lenet: nn.Module, images: Tensor) -> None:
+def test_a_forecast_is_exact(lenet: nn.Module, images: Tensor) -> None:
     for options in (
         {"compression": 3},
         {"keep": 0.4},
         {"budgets": {"fc1": 11}},
         {"speedup": 2, **FAST},
     ):
-        seen = subprune.prune(lenet, images, dry_run=True, **options)
+        seen = subprune.forecast(lenet, images, **options)
         done = subprune.prune(lenet, images, **options)
         assert seen.counts == done.plan.counts
         assert (seen.parameters, seen.flops) == (done.report.parameters, done.report.flops)
@@ -75,8 +73,8 @@ def test_dry_run_predicts_exactly(lenet: nn.Module, images: Tensor) -> None:
         assert bool(seen.needed) == (options == {"compression": 3})
 
 
-def test_dry_run_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> None:
-    seen = subprune.prune(lenet, images, compression=5000, dry_run=True)
+def test_a_forecast_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> None:
+    seen = subprune.forecast(lenet, images, compression=5000)
     assert not seen.feasible
     assert "compression=5000 cannot be reached" in seen.problem
     assert set(seen.counts.values()) == {1}
@@ -84,7 +82,7 @@ def test_dry_run_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> None:
     assert f"nearest feasible ratio is {smallest:.2f}" in seen.problem
     assert "cannot meet the target" in " ".join(str(seen).split())
     assert not seen.needed  # said before any statistics
-    text = subprune.prune(lenet, images, keep=0.5, dry_run=True)._repr_html_()
+    text = subprune.forecast(lenet, images, keep=0.5)._repr_html_()
     assert "<table>" in text
     assert "conv1" in text
     assert "nearest feasible" in seen._repr_html_()
@@ -136,8 +134,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "keep of zero": ({"keep": 0}, BudgetError, "keep"),
     "compression below one": ({"compression": 0.5}, BudgetError, "at least 1"),
     "a method that is none": ({"keep": 0.5, "method": None}, OptionError, "must be a name"),
-    "reweight in words": ({"keep": 0.5, "reweight": "no"}, OptionError, "True or False"),
-    "dry run in words": ({"keep": 0.5, "dry_run": "yes"}, OptionError, "True or False"),
+    "no fit": ({"keep": 0.5, "fit": "kept"}, OptionError, "did you mean 'keep'"),
+    "a forecast as an option": ({"keep": 0.5, "dry_run": True}, OptionError, "'dry_run'"),
     "epsilon of text": ({"keep": 0.5, "epsilon": "a"}, OptionError, "between 0 and 1"),
     "forward is no function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
     "cache is no folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
@@ -155,7 +153,7 @@ def test_refusals_help(lenet: nn.Module, images: Tensor, case: str) -> None:
 
 def test_targets_go_by_name(lenet: nn.Module, images: Tensor) -> None:
     with pytest.raises(OptionError, match=r"by name, such as compression=2; got 2 as a third"):
-        subprune.prune(lenet, images, 2)  # type: ignore[call-overload]
+        subprune.prune(lenet, images, 2)  # type: ignore[call-arg]
 
 
 def test_wrong_shapes_are_said_once(lenet: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,12 +162,6 @@ def test_wrong_shapes_are_said_once(lenet: nn.Module, capfd: pytest.CaptureFixtu
         subprune.prune(lenet, torch.randn(2, 28, 28), keep=0.5)
     said = capfd.readouterr()
     assert not said.out + said.err
-
-
-def test_editors_know_every_option() -> None:
-    named = inspect.signature(subprune.prune).parameters.values()
-    keywords = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name != "dry_run"]
-    assert keywords == list(PruneOptions.__annotations__)
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -300,11 +292,11 @@ def test_pruning_again_starts_from_the_pruned_model(lenet: nn.Module, images: Te
 
 
 def test_only_and_ignore(lenet: nn.Module, images: Tensor) -> None:
-    assert set(subprune.prune(lenet, images, keep=0.5, only="re:conv", dry_run=True).counts) == {
+    assert set(subprune.forecast(lenet, images, keep=0.5, only="re:conv").counts) == {
         "conv1",
         "conv2",
     }
-    assert set(subprune.prune(lenet, images, keep=0.5, only=[nn.Linear], dry_run=True).counts) == {
+    assert set(subprune.forecast(lenet, images, keep=0.5, only=[nn.Linear]).counts) == {
         "fc1",
         "fc2",
     }
@@ -342,7 +334,7 @@ def test_a_stream_is_pruned_when_named() -> None:
     assert subprune.prune(model, x, budgets={stream: 5, "a": 6}).model.end.in_features == 5
 
 
-QUICK: dict[str, Any] = {"method": "layer-weight-norm", "allocate": "uniform", "reweight": False}
+QUICK: dict[str, Any] = {"method": "layer-weight-norm", "allocate": "uniform", "fit": "keep"}
 
 
 @pytest.fixture(scope="module")
@@ -398,7 +390,7 @@ def test_latency_search_fills_the_target(
 ) -> None:
     for asked, share in (("60%", 0.6), (30, 0.3)):
         seen = clock(monkeypatch, proportional)
-        counts = subprune.prune(*wide, latency=asked, **QUICK, dry_run=True).counts
+        counts = subprune.forecast(*wide, latency=asked, **QUICK).counts
         assert 0.93 * share < sum(counts.values()) / 2048 <= share
         assert seen[-1][0] == counts
         assert seen[-1][1] > seen[0][1]  # the winner is timed again, longer
@@ -414,7 +406,7 @@ def test_accuracy_curves_are_measured_once_for_a_latency(
         Cache, "write", lambda self, name, entry: (written.append(name), write(self, name, entry))
     )
     quick = {**QUICK, "allocate": "equal-agreement", "n_samples": 32}
-    assert subprune.prune(*wide, latency="60%", **quick, dry_run=True).feasible
+    assert subprune.forecast(*wide, latency="60%", **quick).feasible
     assert sorted(written) == ["0", "2"]
 
 
@@ -426,7 +418,7 @@ def test_a_lucky_candidate_is_not_believed(
         monkeypatch,
         lambda counts, repeats: proportional(counts, repeats) * (1.0 if repeats > 20 else 0.5),
     )
-    counts = subprune.prune(*wide, latency="60%", **QUICK, dry_run=True).counts
+    counts = subprune.forecast(*wide, latency="60%", **QUICK).counts
     assert sum(counts.values()) / 2048 <= 0.6
     clock(monkeypatch, lambda counts, repeats: 0.09 if repeats > 20 else 0.01)
     with pytest.raises(BudgetError, match="nearest feasible share is 90%"):
@@ -445,7 +437,7 @@ def test_a_missed_latency_is_said(
 def test_latency_out_of_reach(wide: tuple[nn.Module, Tensor]) -> None:
     with pytest.raises(BudgetError, match="cannot be reached"):
         subprune.prune(*wide, latency="0.001%", allocate="uniform")
-    seen = subprune.prune(*wide, latency=1e-6, allocate="uniform", dry_run=True)
+    seen = subprune.forecast(*wide, latency=1e-6, allocate="uniform")
     assert not seen.feasible
     assert "timed calls" in seen.needed
 

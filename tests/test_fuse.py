@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subprune.cut.masking import model_tensors
-from subprune.experiments.models import build
+from subprune.program.program import model_tensors
 from subprune.program.record import record
+from subprune.zoo.models import build
 
 
 class Odd(nn.Module):

@@ -14,11 +14,11 @@ from views import setting_of, views
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.models import build
 from subprune.program import fuse
 from subprune.select import forward_selection as greedy_fs
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import generator
+from subprune.zoo.models import build
 
 
 @pytest.mark.parametrize("together", [1, 600, greedy_fs.TOGETHER])
@@ -116,7 +116,7 @@ def test_the_scale_stays_in_the_weights_without_reweighting_only() -> None:
     net = NETS["plain"]
     model, data = net.build(), net.data(2, 20)
     result = subprune.prune(
-        model, data, method="layer-greedy-fs", budgets=net.keep, reweight=False, progress=False
+        model, data, method="layer-greedy-fs", budgets=net.keep, fit="keep", progress=False
     )
     rows, columns = result.plan.kept["conv2"], result.plan.kept["conv1"]
     old = model.conv2.weight[list(rows)][:, list(columns)]

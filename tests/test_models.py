@@ -11,19 +11,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from subprune.errors import DataError, OptionError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import (
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
+from subprune.zoo.models import (
     LeNet,
     PadShortcut,
     ResNet,
     build,
-    load_weights,
     model_names,
     register,
     shipped_lenet,
 )
-from subprune.experiments.training import count_correct
-from subprune.experiments.weights import save_weights
+from subprune.zoo.weights import load_weights, save_weights
 from tests.shared import SHARED, needs_shared
 
 # Parameters counted by hand or from the papers: LeNet layer by layer, He et al. (2016) table 6 in

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import subprune
-from subprune.experiments.models import ResNet
 from subprune.guarantees import guarantees
 from subprune.report import Report
+from subprune.zoo.models import ResNet
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,11 +11,11 @@ from views import statistics_at
 
 import subprune
 from subprune.data.batches import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, shipped_lenet
 from subprune.loop.tour import in_order
 from subprune.program import parallel
 from subprune.statistics.calibration import Calibration
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import subprune
 from subprune.cut.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.training import count_correct
 from subprune.program.record import as_inputs
 from subprune.structure import find_groups
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
+from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")
 
@@ -37,12 +37,12 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("method", VARIANTS)
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 def test_pruned_is_smaller_and_equals_masked(
-    lenet: nn.Module, images: Tensor, method: str, reweight: bool
+    lenet: nn.Module, images: Tensor, method: str, fit: str | None
 ) -> None:
     budgets = {"conv1": 3, "conv2": 7, "fc1": 40, "fc2": 30}
-    result = subprune.prune(lenet, images, method=method, budgets=budgets, reweight=reweight)
+    result = subprune.prune(lenet, images, method=method, budgets=budgets, fit=fit)
     assert result.plan.counts == budgets
     assert result.model.conv2.weight.shape == (7, 3, 3, 3)
     assert result.model.fc1.weight.shape == (40, 7 * 25)
@@ -149,7 +149,7 @@ def test_accuracy_survives(lenet: nn.Module, method: str) -> None:
     test = load("mnist-sample", "test").subset(torch.arange(2000))
     data = load("mnist-sample", "train").inputs(torch.arange(512))
     result = subprune.prune(lenet, data, method=method, compression=4)
-    plain = subprune.prune(lenet, data, method=method, compression=4, reweight=False)
+    plain = subprune.prune(lenet, data, method=method, compression=4, fit="keep")
     good, bad = (count_correct(r.model, test) / len(test) for r in (result, plain))
     assert good > 0.94
     assert good > bad

@@ -247,7 +247,7 @@ def test_what_cannot_go_at_all_is_refused_by_its_own_reason(
 def test_items_are_read_once_and_recorded_as_given(
     make: Callable[[], Any], recorded: list[str] | None
 ) -> None:
-    options = Options("random", keep=0.5, only=make(), ignore=make())
+    options = Options(method="random", keep=0.5, only=make(), ignore=make())
     for _ in range(2):
         assert options.to_dict()["only"] == options.to_dict()["ignore"] == recorded
 

@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.statistics.patches import Convolution, conv_rows, patches
 from subprune.statistics.shifts import can_shift, shifted_products
 from subprune.statistics.statistics import (
     Accumulator,
-    Consumer,
+    ColumnMap,
     ConsumerStatistics,
-    Convolution,
     Statistics,
-    conv_rows,
-    patches,
     unit_count,
 )
 
@@ -147,11 +145,11 @@ def test_patches_times_weight_is_the_convolution(dims: int, padding_mode: str, g
             expected = layer(x)
         conv = Convolution.of(layer)
         rows = patches(x, sizes, stride, padding, dilation, padding_mode)
-        blocks = Consumer(torch.arange(4), 6, conv).weight_blocks(layer.weight.detach())
+        blocks = ColumnMap(torch.arange(4), 6, conv).weight_blocks(layer.weight.detach())
         found = torch.cat([r @ w for r, w in zip(rows.chunk(groups, 1), blocks, strict=True)], 1)
         found = found.reshape(2, *expected.shape[2:], 6).movedim(-1, 1)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-        again = Consumer(torch.arange(4), 6, conv).output(x, layer.weight.detach())
+        again = ColumnMap(torch.arange(4), 6, conv).output(x, layer.weight.detach())
         torch.testing.assert_close(again, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -243,7 +241,7 @@ def test_conv_consumer_equals_raw_patches(
 ) -> None:
     b, a, weight = normal(0, 6, 4, 9, 8), normal(1, 6, 4, 9, 8), normal(2, 8, 4 // groups, 3, 2)
     conv = Convolution.make((3, 2), (stride, 1), 1, groups=groups)
-    consumer = Consumer(torch.tensor([0, -1, 1, 2]), 8, conv)
+    consumer = ColumnMap(torch.tensor([0, -1, 1, 2]), 8, conv)
     y = consumer.output(b if symmetric else a, weight)
     assert can_shift(conv, (9, 8)) == (stride == 1)
     collector = ConsumerStatistics(consumer, symmetric, max_bytes)
@@ -261,7 +259,7 @@ def test_conv_consumer_equals_raw_patches(
 
 def test_linear_consumer_takes_any_leading_dimensions() -> None:
     b, weight = normal(0, 5, 3, 4), normal(1, 2, 4)
-    consumer = Consumer(torch.arange(4), 2)
+    consumer = ColumnMap(torch.arange(4), 2)
     symmetric, asymmetric = ConsumerStatistics(consumer, True), ConsumerStatistics(consumer, False)
     symmetric.update(b)
     asymmetric.update(b, consumer.output(b, weight))
@@ -273,13 +271,13 @@ def test_linear_consumer_takes_any_leading_dimensions() -> None:
 def test_not_finite_is_refused_in_a_convolution_too(stride: int) -> None:
     b = normal(0, 2, 3, 9, 9)
     b[1, 2, 4, 4] = float("inf")
-    consumer = Consumer(torch.arange(3), 2, Convolution.make((3, 3), stride, 1), where="conv2")
+    consumer = ColumnMap(torch.arange(3), 2, Convolution.make((3, 3), stride, 1), where="conv2")
     with pytest.raises(DataError, match="conv2: the inputs contain NaN"):
         ConsumerStatistics(consumer, True).update(b)
 
 
 def test_forms_cannot_be_mixed() -> None:
-    consumer = Consumer(torch.arange(4), 2, where="fc")
+    consumer = ColumnMap(torch.arange(4), 2, where="fc")
     with pytest.raises(OptionError, match="fc: these statistics are symmetric"):
         ConsumerStatistics(consumer, True).update(normal(0, 3, 4), normal(0, 3, 2))
     with pytest.raises(OptionError, match="fc: these statistics are asymmetric"):
@@ -297,8 +295,8 @@ def test_wrong_convolutions_are_refused() -> None:
         patches(normal(0, 1, 1, 2), (3,))
     with pytest.raises(OptionError, match="2-dimensional"):
         patches(normal(0, 1, 1, 5), (3, 3))
-    consumer = Consumer(torch.arange(1), 1, Convolution.make((3, 3)))
+    consumer = ColumnMap(torch.arange(1), 1, Convolution.make((3, 3)))
     with pytest.raises(OptionError, match="2-dimensional"):
         ConsumerStatistics(consumer, True).update(normal(0, 1, 1, 5))
     with pytest.raises(OptionError, match="cannot be split"):
-        Consumer(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()
+        ColumnMap(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError
-from subprune.experiments.models import LeNet, ResNet
 from subprune.io.files import write_atomic
 from subprune.io.storage import read_report
+from subprune.zoo.models import LeNet, ResNet
 
 
 class Wide(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from collections import Counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from subprune.cut.masking import mask
 from subprune.cut.surgery import cut, prove
 from subprune.errors import StructureError
 from subprune.program.record import as_inputs, record
-from subprune.structure import Structure, find_groups
+from subprune.structure import Structure, find_groups, labels
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,6 @@ def test_grouped_convolution_stays_balanced(found: dict[str, Structure]) -> None
     [
         ("shared-head", "head", "used 2 times"),
         ("twice", "middle", "used 2 times"),
-        ("unet", "up2", "transposed"),
         ("mha-unbatched", "attn", "used 3 times"),
     ],
 )
@@ -176,6 +176,17 @@ def test_consumers_that_cannot_be_refitted_say_why(
     readers = [c for g in look(found, name) for c in g.consumers if c.name == where]
     assert readers
     assert all(obstacle in c.obstacle and not c.reweightable for c in readers)
+
+
+def test_the_worked_example_of_labels_is_true() -> None:
+    assert doctest.testmod(labels).failed == 0
+
+
+def test_transposed_convolutions_can_be_refitted(found: dict[str, Structure]) -> None:
+    for name, layers in (("unet", {"up1", "up2"}), ("grouped-transpose", {"up", "up2"})):
+        readers = [c for g in look(found, name) for c in g.consumers if c.name in layers]
+        assert {c.name for c in readers} == layers
+        assert all(c.reweightable for c in readers)
 
 
 def test_tied_weights_are_noticed(found: dict[str, Structure]) -> None:
@@ -251,7 +262,7 @@ def test_the_model_is_left_alone(name: str, training: bool) -> None:
         kept = {group.name: range(group.n_units - 1)}
         inputs = as_inputs(example)
         mask(model, structure, kept)(inputs)
-        cut(model, group, range(1, group.n_units), program=structure.program)
+        cut(model, group, range(1, group.n_units))
         prove(model, structure, kept, inputs, tolerance=1e-4)
     assert_unchanged(before, snapshot(model))
 

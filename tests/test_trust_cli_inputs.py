@@ -102,7 +102,16 @@ def test_a_folder_is_drawn_from_all_its_classes(tmp_path: Path) -> None:
 def test_folders_are_labels_where_the_model_has_as_many_outputs(run: Run) -> None:
     pictures(Path("images"))
     Path("net.py").write_text(NET)
-    args = ("prune", "--data", "images", "--keep", 0.5, "--no-time", "--no-guarantees", "--json")
+    args = (
+        "prune",
+        "--data",
+        "images",
+        "--keep",
+        0.5,
+        "--no-time-calls",
+        "--no-guarantees",
+        "--json",
+    )
     done = run(*args, "--model", "net.py:build")
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -263,7 +272,7 @@ def test_bounds_are_of_the_inputs_that_were_drawn(
         "--seed",
         5,
         "--guarantees",
-        "--no-time",
+        "--no-time-calls",
     )
     assert done.code == 0, done.err
     assert seeds == [(16, 5), (16, 5)]

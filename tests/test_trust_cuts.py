@@ -22,9 +22,9 @@ from zoo_odd import Noisy
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
-from subprune import api, inspect, prune
+from subprune import api, forecast, inspect, prune
 from subprune.budget.goal import Rounding
-from subprune.cut import check
+from subprune.cut import check, surgery, twin
 from subprune.cut.check import check_groups
 from subprune.cut.masking import mask
 from subprune.cut.surgery import attempt, cut
@@ -249,14 +249,14 @@ def wrong(structure: Structure, name: str) -> Structure:
 def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and against rounding noise, with weights as bad as can be."""
     if not wide:
-        monkeypatch.setattr("subprune.cut.twin._wide_gap", lambda *args: None)
+        monkeypatch.setattr(twin, "_wide_gap", lambda *args: None)
     model, x = IllConditioned(), torch.randn(64, 8)
     structure = wrong(find_groups(model, x), "fc2")
     sound = find_groups(model, x)
     kept = pairs(structure)
-    twin = mask(model, sound, kept)
+    masked = mask(model, sound, kept)
     small = cut(model, structure, kept)
-    found = match(twin, small, as_inputs(x))
+    found = match(masked, small, as_inputs(x))
     assert found.gap > 0.1
     assert "differs from the masked one" in found.problem
     if not wide:
@@ -270,9 +270,7 @@ def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) 
         "subprune.statistics.calibration.analyse", lambda p: wrong(find_analyse(p), "fc1")
     )
     model, _ = ZOO["lenet"].build()
-    monkeypatch.setattr(
-        "subprune.cut.surgery.mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p)
-    )
+    monkeypatch.setattr(surgery, "mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p))
     x = torch.randn(16, 1, 28, 28)
     result = prune(model, x, keep=0.5, folds=1, **QUIET)
     assert set(result.plan.counts) == {"conv1", "conv2", "fc2"}
@@ -494,9 +492,9 @@ def test_every_target_cuts_them(target: Any) -> None:
     before, after = result.report.parameters
     if "params" in target or "compression" in target:
         assert after <= before / 1.5
-    forecast = prune(model, torch.randn(64, 4), dry_run=True, **target, **asked)
-    assert forecast.feasible
-    assert forecast.parameters[1] >= after or "allocate" in target
+    seen = forecast(model, torch.randn(64, 4), **target, **asked)
+    assert seen.feasible
+    assert seen.parameters[1] >= after or "allocate" in target
 
 
 def test_too_few_units_of_such_a_group_are_refused_before_the_work() -> None:

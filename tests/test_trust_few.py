@@ -19,14 +19,14 @@ from subprune.budget.goal import Limit, Rounding
 from subprune.budget.knapsack import by_knapsack
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
 from subprune.fit.solver import solve
 from subprune.select.greedy import KeepOrder
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Accumulator, Statistics, clipped
 from subprune.structure import CostModel, find_groups
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 QUIET: Any = {"progress": False, "time_calls": False}
 
@@ -286,9 +286,7 @@ def test_few_inputs_are_remarked_on_where_nothing_is_fitted(
 ) -> None:
     model, x, _ = lenet
     for method in ("asym-in-change", "layer-weight-norm"):
-        report = subprune.prune(
-            model, x[:8], keep=0.5, method=method, reweight=False, **QUIET
-        ).report
+        report = subprune.prune(model, x[:8], keep=0.5, method=method, fit="keep", **QUIET).report
         assert any("only 8 inputs to calibrate on" in note for note in report.notes)
         assert not any("fitted" in note for note in report.notes)
 
@@ -327,8 +325,8 @@ def test_large_weights_are_remarked_on() -> None:
         ({"ridge": float("nan")}, "ridge must be None"),
         ({"folds": 0}, "folds must be a whole number"),
         ({"folds": 2.5}, "folds must be a whole number"),
-        ({"ridge": 0.1, "reweight": False}, "has no effect with fit 'keep'"),
-        ({"folds": 4, "reweight": False}, "has no effect with fit 'keep'"),
+        ({"ridge": 0.1, "fit": "keep"}, "has no effect with fit 'keep'"),
+        ({"folds": 4, "fit": "keep"}, "has no effect with fit 'keep'"),
     ],
 )
 def test_wrong_choices_are_refused(options: dict[str, Any], words: str) -> None:

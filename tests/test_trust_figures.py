@@ -286,7 +286,7 @@ def test_targets_of_a_file_stay_numbers(
             f"{name}.npz",
             "--keep",
             0.5,
-            "--no-time",
+            "--no-time-calls",
             "--json",
         )
         found[name] = json.loads(run("prune", *args, "--no-guarantees").out)
@@ -472,7 +472,7 @@ def test_flops_are_for_one_input_everywhere() -> None:
     model, x = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)), torch.randn(24, 6)
     whole = 2 * (6 * 10 + 10 * 4)
     for data in (x, x.split(8), [{"input": x}]):
-        seen = subprune.prune(model, data, keep=0.5, dry_run=True)
+        seen = subprune.forecast(model, data, keep=0.5)
         report = subprune.prune(model, data, keep=0.5, **QUIET).report
         assert seen.flops == report.flops == (whole, whole // 2)
         with pytest.raises(BudgetError, match=r"allows 7 FLOPs per input, .* 20 are left"):
@@ -674,7 +674,7 @@ def test_a_command_counts_and_shows_what_it_loads(
         "slow.py:inputs",
         "--keep",
         0.5,
-        "--no-time",
+        "--no-time-calls",
         "--json",
     )
     done = run("prune", *args, bounds)
@@ -703,7 +703,7 @@ PROGRESS: dict[str, dict[str, Any]] = {
         "method": "weight-norm",
         "round_to": 1,
     },
-    "forecast": {"compression": 2, "dry_run": True},
+    "forecast": {"compression": 2},
     "verified": {"keep": 0.5, "verify_data": torch.randn(9, 6)},
 }
 
@@ -713,7 +713,8 @@ def test_progress_is_never_beyond_its_end_and_complete_at_it(
     deep: tuple[nn.Module, Tensor], name: str
 ) -> None:
     steps: list[Step] = []
-    subprune.prune(*deep, progress=steps.append, **PROGRESS[name])
+    call = subprune.forecast if name == "forecast" else subprune.prune
+    call(*deep, progress=steps.append, **PROGRESS[name])
     done = [s.done for s in steps]
     assert done == sorted(done)
     assert all(s.done < s.total for s in steps[:-1])
@@ -724,7 +725,7 @@ def test_progress_is_never_beyond_its_end_and_complete_at_it(
     setup += ["reading the other data"] if more else []
     assert texts[: len(setup)] == setup
     assert len({s.total for s in steps[len(setup) :]}) == 1  # the groups are known by then
-    if "dry_run" not in PROGRESS[name]:
+    if name != "forecast":
         accuracy = ["accuracy on the verification data"] if more else []
         end = [
             "cutting and checking",
@@ -790,7 +791,7 @@ def test_guarantees_are_about_the_selection_made(
         ({"batchnorm": "recalibrate"}, "batchnorm='recalibrate'"),
         ({"batchnorm": "sequential"}, "batchnorm='sequential'"),
         ({"epsilon": 0.3}, "units are chosen by Greedy(epsilon=0.3)"),
-        ({"reweight": False}, "weights are left to Keep()"),
+        ({"fit": "keep"}, "weights are left to Keep()"),
         ({"method": "layer-weight-norm"}, "units are chosen by WeightNorm(mean=False)"),
     ],
     ids=str,

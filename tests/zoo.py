@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.experiments.models import VGG11, LeNet, ResNet
 from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs, plain
 from subprune.structure import Structure
+from subprune.zoo.models import VGG11, LeNet, ResNet
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ ZOO: dict[str, Entry] = {
     "inception": Entry(inception, image(), {"channel": 13}, 13),
     "convnext": Entry(conv.ConvNeXt, image(), {"stream": 2, "neuron": 3}, 3),
     "shufflenet": Entry(shuffle, image(6), {"channel": 4}, 4),
-    "unet": Entry(conv.UNet, image(), {"channel": 7}, 5),
+    "unet": Entry(conv.UNet, image(), {"channel": 7}, 7),
     "super-resolution": Entry(conv.SuperResolution, image(6), {"channel": 3}, 3),
     "audio": Entry(conv.AudioNet, rows(2, 1, 32), {"stream": 1, "channel": 4}, 4),
     "video": Entry(conv.Video, rows(2, 1, 6, 8, 8), {"channel": 2}, 2),
@@ -311,9 +311,8 @@ ZOO: dict[str, Entry] = {
     "grouped-transpose": Entry(
         conv.DoubleTranspose,
         image(4),
-        {"channel": 1},
-        1,
-        {"conv": "grouped transposed", "up": "grouped transposed"},
+        {"channel": 3},
+        3,
     ),
     "flatten-norm": Entry(conv.FlattenNorm, image(4), {"channel": 1, "neuron": 1}, 2),
     "old-weight-norm": Entry(

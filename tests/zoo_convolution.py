@@ -378,7 +378,7 @@ class Counting(nn.Module):
 
 
 class DoubleTranspose(nn.Module):
-    """A grouped transposed convolution, which cannot be cut."""
+    """Two transposed convolutions, the first of them in groups."""
 
     def __init__(self) -> None:
         super().__init__()

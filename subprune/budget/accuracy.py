@@ -26,6 +26,7 @@ from subprune.loop.recipe import Recipe
 from subprune.loop.visits import Tick, Visit
 from subprune.loop.walk import alone
 from subprune.measure.answers import IGNORED, Reading, read_program
+from subprune.messages import Message
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage, Run
@@ -52,6 +53,7 @@ class EqualAgreement(Allocator):
 
     name: ClassVar[str] = "equal-agreement"
     looks_at: ClassVar[str] = "agreement curves"
+    measures_answers: ClassVar[bool] = True
     labels: ClassVar[bool] = False
 
     def counts(self, demand: Demand) -> Counts:
@@ -187,8 +189,10 @@ def _reading(verification: Calibration) -> Reading:
     reading = read_program(verification.programs[0], verification.batches[0])
     if reading.dim is None:
         raise DataError(
-            "equal accuracy and equal agreement compare classes, and the model's outputs are numbers; give allocate= "
-            "another rule, such as 'balanced' or 'uniform'"
+            Message(
+                "equal accuracy and equal agreement compare classes, and the model's outputs are "
+                "numbers; give {allocate=} another rule, such as 'balanced' or 'uniform'"
+            )
         )
     return reading
 
@@ -197,14 +201,23 @@ def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor
     found = [b.labels for b in verification.batches if b.labels is not None]
     if len(found) < len(verification.batches):
         raise DataError(
-            "equal accuracy needs labels: give verify_data with labels, or use allocate='equal-agreement', which "
-            "compares with the dense model's own predictions"
+            Message(
+                "equal accuracy needs labels: give {verify_data:name} with labels, or use "
+                "{allocate=}, which compares with the dense model's own predictions",
+                allocate="equal-agreement",
+            )
         )
     for labels, own in zip(found, answers, strict=True):
         if labels.shape != own.shape or not bool((labels != IGNORED).any()):
             raise DataError(
-                f"equal accuracy needs one label for every answer, of shape {tuple(own.shape)}; verify_data has labels "
-                f"of shape {tuple(labels.shape)}, or all of them are {IGNORED}, which are not counted"
+                Message(
+                    "equal accuracy needs one label for every answer, of shape {wanted}; "
+                    "{verify_data:name} has labels of shape {got}, or all of them are {ignored}, "
+                    "which are not counted",
+                    wanted=tuple(own.shape),
+                    got=tuple(labels.shape),
+                    ignored=IGNORED,
+                )
             )
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
 from subprune.budget.balanced import Balanced
 from subprune.budget.demand import Allocator
@@ -11,7 +13,19 @@ from subprune.budget.sampling import SampleSize
 from subprune.budget.scores import Score
 from subprune.budget.uniform import Uniform
 
-__all__ = ["ALLOCATORS", "DEFAULT"]
+__all__ = ["ALLOCATORS", "DEFAULT", "AllocatorName"]
+
+AllocatorName = Literal[
+    "uniform",
+    "error",
+    "knapsack",
+    "balanced",
+    "score",
+    "sampling",
+    "equal-accuracy",
+    "equal-agreement",
+]
+"""The names, for editors and type checkers."""
 
 ALLOCATORS: dict[str, Allocator] = {
     allocator.name: allocator

@@ -36,6 +36,8 @@ class Allocator(ABC):
     looks_at: ClassVar[str] = ""
     # Whether units of all groups are ranked together, so that a fraction is one of all of them.
     pools_units: ClassVar[bool] = False
+    # Whether it runs pruned models to see what they answer, which takes long.
+    measures_answers: ClassVar[bool] = False
     # Whether it measures accuracy, which verification data must be there for to be honest.
     needs_verification: ClassVar[bool] = False
 

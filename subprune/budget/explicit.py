@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from subprune.budget.goal import Counts, Rounding
 from subprune.errors import BudgetError, closest
+from subprune.messages import Message
 from subprune.structure import Group
 
 __all__ = ["check_fraction", "explicit", "fraction", "missed"]
@@ -19,18 +20,36 @@ def explicit(
     for name, k in budgets.items():
         if name not in known:
             raise BudgetError(
-                f"budgets= names {name!r}, which is not prunable: {closest(name, known)}allowed are {', '.join(known)}"
+                Message(
+                    "{budgets=} names {group!r}, which is not prunable: {hint}allowed are {allowed}",
+                    group=name,
+                    hint=closest(name, known),
+                    allowed=", ".join(known),
+                )
             )
         least, most = known[name].least, known[name].n_units
         if isinstance(k, bool) or not isinstance(k, int) or not least <= k <= most:
             raise BudgetError(
-                f"budgets[{name!r}] must be an integer from {least} to {most}, the number of units, got {k!r}"
+                Message(
+                    "{budgets:item} must be an integer from {least} to {most}, the number of units, "
+                    "got {got!r}",
+                    budgets=name,
+                    least=least,
+                    most=most,
+                    got=k,
+                )
             )
         multiple = 1 if rounding is None else rounding.of(known[name]).to
         if k % multiple and k != known[name].n_units:
             raise BudgetError(
-                f"budgets[{name!r}] must be a multiple of {multiple}, the model's own code takes no other widths "
-                f"there; got {k}, the nearest is {max(multiple, round(k / multiple) * multiple)}"
+                Message(
+                    "{budgets:item} must be a multiple of {multiple}, the model's own code takes no "
+                    "other widths there; got {got}, the nearest is {nearest}",
+                    budgets=name,
+                    multiple=multiple,
+                    got=k,
+                    nearest=max(multiple, round(k / multiple) * multiple),
+                )
             )
     return dict(budgets)
 
@@ -44,7 +63,8 @@ def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts
 def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
     """Refuse what is no fraction, and one that rounding leaves without any effect."""
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise BudgetError(f"keep must be a fraction above 0 and at most 1, got {keep!r}")
+        why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
+        raise BudgetError(Message(why, got=keep))
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
@@ -54,8 +74,14 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
             else ""
         )
         raise BudgetError(
-            f"keep={keep:g} cannot be reached with round_to={rounding.to}{own}: the widest group has {widest} units, "
-            f"so all would stay whole; give a round_to below {widest}"
+            Message(
+                "{keep=} cannot be reached with {round_to=}{own}: the widest group has {widest} "
+                "units, so all would stay whole; give a {round_to:name} below {widest}",
+                keep=keep,
+                round_to=rounding.to,
+                own=own,
+                widest=widest,
+            )
         )
 
 
@@ -73,7 +99,10 @@ def missed(
     if not over:
         return ""
     more = f" and {len(over) - 5} more" if len(over) > 5 else ""
-    return (
-        f"target missed: keep={keep:g}, but no group goes below one unit, or round_to of them; it kept "
-        f"{', '.join(over[:5])}{more}"
+    return Message(
+        "target missed: {keep=}, but no group goes below one unit, or {round_to:name} of them; it "
+        "kept {over}{more}",
+        keep=keep,
+        over=", ".join(over[:5]),
+        more=more,
     )

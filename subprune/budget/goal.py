@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from subprune.errors import BudgetError
+from subprune.messages import Message
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
@@ -31,16 +32,18 @@ def amount(name: str, value: object, full: float) -> float:
         or (isinstance(value, str) and share is None)
         or not 0 < number < math.inf
     ):
-        raise BudgetError(
-            f'{name} must be a positive number or a share such as "50%", got {value!r}'
-        )
+        allowed = 'a positive number or a share such as "50%"'
+        raise _wrong_amount(name, allowed, value)
     if share is None:
         return number
     if number > 100:
-        raise BudgetError(
-            f'{name} must be a share of at most "100%" of the model\'s, got {value!r}'
-        )
+        raise _wrong_amount(name, 'a share of at most "100%" of the model\'s', value)
     return number / 100 * full
+
+
+def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
+    words = f"{{{name}:name}} must be {{allowed}}, got {{got!r}}"
+    return BudgetError(Message(words, allowed=allowed, got=value))
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Limit:
 
     quantity: str  # "params" or "flops"
     most: int  # FLOPs are those of one call on the first batch
-    asked: str  # how the caller put it, for messages
+    asked: str  # how the caller put it: a message
     inputs: int = 1  # in that call
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
@@ -67,9 +70,18 @@ class Limit:
         if least > self.most:
             words = "params" if self.quantity == "params" else "FLOPs per input"
             raise BudgetError(
-                f"{self.asked} cannot be reached: it allows {self.most // self.inputs:,} {words}, and with the "
-                f"smallest width of every group {least // self.inputs:,} are left; the nearest feasible ratio is "
-                f"{full / least:.2f}, or {least / full:.1%} of the {self.quantity}"
+                Message(
+                    "{asked} cannot be reached: it allows {limit:,} {words}, and with the smallest "
+                    "width of every group {least:,} are left; the nearest feasible ratio is "
+                    "{ratio:.2f}, or {share:.1%} of the {quantity}",
+                    asked=self.asked,
+                    limit=self.most // self.inputs,
+                    words=words,
+                    least=least // self.inputs,
+                    ratio=full / least,
+                    share=least / full,
+                    quantity=self.quantity,
+                )
             )
 
 
@@ -94,15 +106,16 @@ class Goal:
         """The same as a limit; inputs: how many the call has whose FLOPs are counted."""
         if self.compression is not None:
             most = int(cost.params({}) / self.compression)
-            return Limit("params", most, f"compression={self.compression:g}")
+            return Limit("params", most, Message("{compression=}", compression=self.compression))
         if self.params is not None:
             most = int(amount("params", self.params, cost.params({})))
-            return Limit("params", most, f"params={self.params!r}")
+            return Limit("params", most, Message("{params=}", params=self.params))
         if self.flops is not None:
             most = int(amount("flops", self.flops, cost.flops({}) / inputs) * inputs)
-            return Limit("flops", most, f"flops={self.flops!r}", inputs)
+            return Limit("flops", most, Message("{flops=}", flops=self.flops), inputs)
         ratio = self.speedup or 1.0
-        return Limit("flops", int(cost.flops({}) / ratio), f"speedup={ratio:g}", inputs)
+        asked = Message("{speedup=}", speedup=ratio)
+        return Limit("flops", int(cost.flops({}) / ratio), asked, inputs)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from subprune.cut.surgery import cut_in_place, duplicate
 from subprune.cut.twin import first_line
 from subprune.errors import BudgetError
 from subprune.measure.figures import Latency, side_by_side
+from subprune.messages import Message
 
 __all__ = ["LatencyGoal", "by_latency"]
 
@@ -47,17 +48,22 @@ class LatencyGoal:
 
     def verdict(self, dense: Latency, small: Latency) -> str:
         """In words, whether it was met; neither is said where the calls' spread covers the limit."""
-        said = (
-            f"latency={self.asked!r} allows {self.allowed(dense.median) * 1e3:.3g} ms a call, "
-            f"{small.median * 1e3:.3g} ms ({small.median / dense.median:.0%} of {dense.median * 1e3:.3g} ms) were "
-            "measured"
+        said = Message(
+            "{latency=} allows {allowed:.3g} ms a call, {small:.3g} ms ({share:.0%} of {dense:.3g} "
+            "ms) were measured",
+            latency=self.asked,
+            allowed=self.allowed(dense.median) * 1e3,
+            small=small.median * 1e3,
+            share=small.median / dense.median,
+            dense=dense.median * 1e3,
         )
         if small.high <= self.allowed(dense.low):
-            return f"target met: {said}"
+            return Message("target met: {said}", said=said)
         if small.low > self.allowed(dense.high):
-            return f"target missed: {said}; ask for less"
+            return Message("target missed: {said}; ask for less", said=said)
         spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
-        return f"target within the noise: {said}, and {spread}; ask for less to be sure"
+        words = "target within the noise: {said}, and {spread}; ask for less to be sure"
+        return Message(words, said=said, spread=spread)
 
 
 def by_latency(demand: Demand) -> Counts:
@@ -93,9 +99,16 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
 def _check(goal: LatencyGoal, dense: float, small: float) -> None:
     if not goal.met(dense, small):
         raise BudgetError(
-            f"latency={goal.asked!r} cannot be reached: it allows {goal.allowed(dense) * 1e3:.3g} ms a call, the "
-            f"smallest widths take {small * 1e3:.3g} ms of {dense * 1e3:.3g} ms; the nearest feasible share is "
-            f"{small / dense:.0%}"
+            Message(
+                "{latency=} cannot be reached: it allows {allowed:.3g} ms a call, the smallest "
+                "widths take {small:.3g} ms of {dense:.3g} ms; the nearest feasible share is "
+                "{share:.0%}",
+                latency=goal.asked,
+                allowed=goal.allowed(dense) * 1e3,
+                small=small * 1e3,
+                dense=dense * 1e3,
+                share=small / dense,
+            )
         )
 
 
@@ -122,8 +135,13 @@ def _timer(demand: Demand) -> Timer:
             except Exception as error:
                 if eager:
                     raise BudgetError(
-                        "latency= is met by timing narrower models, and the model's code does not run cut to "
-                        f"{counts}: {type(error).__name__}: {first_line(error)}; ask for flops= or budgets= instead"
+                        Message(
+                            "{latency=} is met by timing narrower models, and the model's code does "
+                            "not run cut to {counts}: {error}; ask for {flops=} or {budgets=} "
+                            "instead",
+                            counts=counts,
+                            error=f"{type(error).__name__}: {first_line(error)}",
+                        )
                     ) from error
             else:
                 return a.median, b.median

@@ -20,14 +20,14 @@ from subprune.data.batches import model_dtype
 from subprune.data.samples import LABEL_KEYS
 from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.datasets import (
+from subprune.program.record import record
+from subprune.zoo.datasets import (
     Images,
     calibration_batches,
     dataset_names,
     split_verification,
 )
-from subprune.experiments.datasets import load as load_dataset
-from subprune.program.record import record
+from subprune.zoo.datasets import load as load_dataset
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 
@@ -100,14 +100,14 @@ def _refuse_preparation(choice: DataChoice, why: str) -> None:
 
 
 def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
-    """All of the data that ``--verify`` names, and which images these are in words, empty for a
+    """All of the data that ``--verify-data`` names, and which images these are in words, empty for a
     user's own.
 
     Of a built-in set the test images; but where budgets are `measured` on them, which must not see
     test images, up to 10,000 training images that ``--data`` does not calibrate on.
     """
     if spec not in dataset_names():
-        return load_data(replace(choice, spec=spec, n_samples=None, option="--verify")), ""
+        return load_data(replace(choice, spec=spec, n_samples=None, option="--verify-data")), ""
     images = load_dataset(spec, "train" if measured else "test", choice.folder)
     words = f"{spec}'s test images"
     if measured:
@@ -130,7 +130,7 @@ def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
     free = [i for i in order if images.images[i].numpy().tobytes() not in used][:_VERIFICATION]
     if not free:
         raise OptionError(
-            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify "
+            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify-data "
             f"{images.name}, so none are left to measure budgets on; give fewer, or other data"
         )
     return images.subset(torch.tensor(free))

@@ -11,11 +11,11 @@ from rich.table import Table
 from torch import nn
 
 from subprune.api import Result, prune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.training import count_correct
 from subprune.io.files import write_atomic
 from subprune.io.storage import save
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import shipped_lenet
 
 __all__ = ["RATIOS", "Row", "markdown", "run_demo", "table"]
 

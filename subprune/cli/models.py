@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from subprune.cli import blame
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.models import build, model_names, shipped_lenet
-from subprune.experiments.weights import load_weights
 from subprune.io.storage import load
+from subprune.zoo.models import build, model_names, shipped_lenet
+from subprune.zoo.weights import load_weights
 
 __all__ = ["find_callable", "load_model"]
 

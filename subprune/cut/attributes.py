@@ -9,6 +9,7 @@ from torch import nn
 
 from subprune.cut.attention import NarrowMultiheadAttention
 from subprune.cut.masking import Keep
+from subprune.program.program import Program
 from subprune.structure import Group
 
 __all__ = ["sync_attributes", "sync_modules"]
@@ -56,7 +57,7 @@ _WIDTHS_IF_NEEDED = {
 }
 
 
-def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any) -> None:
+def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program) -> None:
     """Standard layers take their numbers from their tensors' new shapes, once all of these are cut."""
     cut = {slot.tensor for group, _ in keeps for slot in group.slots}
     named = [
@@ -71,11 +72,12 @@ def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program:
         parent = name.rpartition(".")[0]
         if isinstance(model.get_submodule(parent), nn.MultiheadAttention) and parent not in touched:
             _sync_module(model.get_submodule(parent))
-    if program is not None:
-        _sync_bare_norms(model, keeps, program)
+    _sync_bare_norms(model, keeps, program)
 
 
-def _sync_bare_norms(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Any) -> None:
+def _sync_bare_norms(
+    model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program
+) -> None:
     """Norms without parameters have no tensor to take a number from: the recorded run says what is
     left.
     """
@@ -130,10 +132,12 @@ def _sync_module(module: nn.Module) -> None:
 
 
 def _sync_conv(m: Any) -> None:
+    # depthwise: one group a channel, before and after
     if m.transposed:
+        if m.groups > 1 and m.in_channels == m.groups:
+            m.groups = m.weight.shape[0]
         m.in_channels, m.out_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
         return
-    # depthwise: one group a channel, before and after
     if m.groups > 1 and m.in_channels == m.groups:
         m.groups = m.weight.shape[0] // (m.out_channels // m.groups)
     m.out_channels, m.in_channels = m.weight.shape[0], m.weight.shape[1] * m.groups

@@ -6,7 +6,7 @@ over the units and notice how many there are (norms, means) are computed on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from subprune.errors import BudgetError
-from subprune.program.record import Inputs, Op, Program
+from subprune.program.ops import narrowed
+from subprune.program.program import Inputs, Op, Override, Program, model_tensors
 from subprune.structure import Group, Structure
 
-__all__ = ["Masked", "keep_mask", "mask", "model_tensors", "overrides"]
+__all__ = ["Masked", "keep_mask", "mask", "overrides"]
 
 Keep = NDArray[np.bool_]
-Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
@@ -54,12 +54,6 @@ def _short(numbers: list[int]) -> str:
         if len(numbers) <= 8
         else f"[{', '.join(map(str, numbers[:8]))}, …] ({len(numbers)} of them)"
     )
-
-
-def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
-    """The parameters and buffers a program reads, under the program's names."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: named[name].detach() for name in program.tensors}
 
 
 class Masked:
@@ -129,73 +123,6 @@ def _narrowed(dims: Mapping[int, Keep]) -> Override:
     index = {dim: torch.as_tensor(np.flatnonzero(on)) for dim, on in dims.items()}
 
     def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if op.kind in _PRODUCTS:
-            return _product(op, args, kwargs, index)
-        x = args[0]
-        new = list(args)
-        new[0] = _gather(x, index)
-        if "layer_norm" in op.kind or "rms_norm" in op.kind:
-            first = x.ndim - len(args[1])
-            inner = {d - first: i for d, i in index.items()}
-            new[1] = list(new[0].shape[first:])
-            new[2:4] = [_gather(p, inner) if isinstance(p, Tensor) else p for p in args[2:4]]
-        elif op.kind == "native_group_norm":
-            new[1:3] = [
-                _gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[1:3]
-            ]
-            new[4] = new[0].shape[1]
-            new[6] = new[4] if args[6] == args[4] else args[6]
-        elif op.kind == "group_norm":
-            new[2:4] = [
-                _gather(p, {0: index[1]}) if isinstance(p, Tensor) else p for p in args[2:4]
-            ]
-            new[1] = new[0].shape[1] if args[1] == x.shape[1] else args[1]
-        result = op.func(*new, **kwargs)
-        if "norm" not in op.kind or op.kind in ("norm", "linalg_vector_norm"):
-            return result
-        if isinstance(result, Tensor):
-            return _scatter(result, x, index)
-        return (_scatter(result[0], x, index), *result[1:])
+        return narrowed(op, args, kwargs, index)
 
     return run
-
-
-# Products of two activations: places of the operands among the arguments, dimension of the second
-# summed over.
-_PRODUCTS = {
-    "linear": (0, 1, 1),
-    "mm": (0, 1, 0),
-    "matmul": (0, 1, 0),
-    "addmm": (1, 2, 0),
-    "bmm": (0, 1, 1),
-    "baddbmm": (1, 2, 1),
-    "scaled_dot_product_attention": (0, 1, -1),
-    "convolution": (0, 1, 1),
-}
-
-
-def _product(
-    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], index: Mapping[int, Tensor]
-) -> Any:
-    first, second, dim = _PRODUCTS[op.kind]
-    if op.kind == "convolution" and args[6]:  # transposed
-        dim = 0
-    new = list(args)
-    new[first] = _gather(args[first], index)
-    (chosen,) = index.values()
-    new[second] = _gather(args[second], {dim: chosen})
-    return op.func(*new, **kwargs)
-
-
-def _gather(x: Tensor, index: Mapping[int, Tensor]) -> Tensor:
-    for dim, i in index.items():
-        x = x.index_select(dim, i.to(x.device))
-    return x
-
-
-def _scatter(x: Tensor, like: Tensor, index: Mapping[int, Tensor]) -> Tensor:
-    for dim, i in index.items():
-        shape = list(x.shape)
-        shape[dim] = like.shape[dim]
-        x = torch.zeros(shape, dtype=x.dtype, device=x.device).index_copy(dim, i.to(x.device), x)
-    return x

@@ -28,14 +28,13 @@ def cut(
     kept: Sequence[int] | Mapping[str, Sequence[int]],
     *,
     inplace: bool = False,
-    program: Program | None = None,
 ) -> nn.Module:
     """The model without the group's other units; physically smaller, otherwise ordinary: the twin
     of `mask`.
 
     `group` comes from `find_groups` on this model, `kept` are unit numbers; or give all of what
     `find_groups` returned and ``{group name: unit numbers}``, as for `mask`. Works on a copy unless
-    ``inplace=True``. `program` is known to the group and need not be given.
+    ``inplace=True``. Tied parameters and norms without parameters follow.
     """
     keeps: list[tuple[Group, Keep]]
     if isinstance(group, Structure):
@@ -43,17 +42,11 @@ def cut(
             raise BudgetError(
                 f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}"
             )
-        keeps, program = (
-            [(group[n], keep_mask(group[n], units)) for n, units in kept.items()],
-            group.program,
-        )
+        keeps = [(group[n], keep_mask(group[n], units)) for n, units in kept.items()]
     else:
-        keeps, program = (
-            [(group, keep_mask(group, [int(u) for u in kept]))],
-            program or group.program,
-        )
+        keeps = [(group, keep_mask(group, [int(u) for u in kept]))]
     target = model if inplace else duplicate(model)
-    cut_in_place(target, keeps, program)
+    cut_in_place(target, keeps, group.program)
     return target
 
 
@@ -98,7 +91,7 @@ def _not_copied(model: nn.Module, known: dict[int, Any], error: Exception) -> st
 def cut_in_place(
     model: nn.Module,
     keeps: Sequence[tuple[Group, Keep]],
-    program: Program | None,
+    program: Program,
     *,
     eager: bool = False,
 ) -> None:

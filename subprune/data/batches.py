@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import plain_item, read
 from subprune.errors import DataError
-from subprune.program.record import Inputs
+from subprune.messages import Message
+from subprune.program.program import Inputs
 
 __all__ = [
     "Batch",
@@ -82,7 +83,8 @@ def take(
     conventions do not fit. Fractions are cast to the model's precision.
     """
     if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
-        raise DataError(f"n_samples must be a positive integer or None, got {n_samples!r}")
+        why = "{n_samples:name} must be a positive integer or None, got {got!r}"
+        raise DataError(Message(why, got=n_samples))
     dtype, remarks = model_dtype(model), dict[str, None]()
 
     def convert(item: Any) -> Batch:
@@ -262,7 +264,7 @@ def _arguments(item: Any) -> Inputs:
         return tuple(item), {}
     raise DataError(
         f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples and dicts "
-        "(or pass forward= to turn it into one)"
+        "(in Python, or anything else with forward=, which turns it into one of these)"
     )
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from subprune.statistics.calibrate import consumer_weight
+from subprune.statistics.consumers import consumer_weight, stored_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered
 from subprune.statistics.statistics import Statistics
@@ -97,7 +97,7 @@ def as_weight(
     old = tensors[consumer.use.weight]
     rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · taps]
     new = rows.reshape(consumer_weight(consumer, tensors).shape).to(old)
-    return new.transpose(0, 1) if consumer.use.in_dim == 0 else new
+    return stored_weight(consumer, new)
 
 
 def weight_growth(columns: Tensor, new: Tensor, old: Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from subprune.fit.fit import Figures, Fit, Tensors, Work, matrices
 from subprune.fit.solver import relative_error, unfitted
-from subprune.statistics.calibrate import scale_units
+from subprune.statistics.consumers import scale_units
 
 __all__ = ["Keep"]
 

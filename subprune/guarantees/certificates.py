@@ -22,24 +22,22 @@ from subprune.budget.explicit import explicit, fraction
 from subprune.budget.goal import Rounding
 from subprune.cut.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
-from subprune.errors import OptionError, closest
-from subprune.fit.fits import FITS
+from subprune.errors import closest
 from subprune.guarantees import bounds
+from subprune.guarantees.choices import GuaranteeOptions
+from subprune.keywords import takes
 from subprune.loop.looks import looks
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
 from subprune.loop.visits import Visit
 from subprune.loop.walk import walk
-from subprune.methods import DEFAULT_FIT, tuned
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
-from subprune.progress import Step, progress_bar
+from subprune.progress import progress_bar
 from subprune.select.greedy import KeepOrder, greedy
-from subprune.select.input_change import Greedy
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.statistics import Statistics
-from subprune.statistics.targets import PATCHES, TARGETS, Patches
 from subprune.structure import Group
 from subprune.structure.choose import choose_groups
 
@@ -276,57 +274,50 @@ class Guarantees:
     __repr__ = __str__
 
 
+@takes(GuaranteeOptions)
 @given_back
-def guarantees(
-    model: nn.Module,
-    data: Any,
-    *,
-    target: str = "layer",
-    keep: float | Sequence[float] = (0.25, 0.5, 0.75),
-    budgets: Mapping[str, int] | None = None,
-    only: Any = None,
-    ignore: Any = None,
-    patches: Patches = "all",
-    ridge: float | None = None,
-    folds: int | None = None,
-    n_samples: int | None = 512,
-    forward: Callable[[Any], Any] | None = None,
-    seed: int = 0,
-    double: bool = True,
-    progress: bool | Callable[[Step], None] | None = None,
-) -> Guarantees:
+def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guarantees:
     """What is proven about greedy's selection in every group that `prune` would touch.
 
-    `data`, `only`, `ignore`, `n_samples` and `forward` are those of `prune`. Errors and bounds are
-    given for the shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual
-    streams too. ``target="layer"`` looks at the dense model; "sequential" and "asymmetric" prune
-    group after group on the way, and so need one share, or budgets. ``patches="random"`` sees each
-    image at as many random patches as the kernel has positions, with the same `seed` at the same
-    ones as `prune`. `ridge` and `folds`, also those of `prune`, say how the groups before are
-    fitted where the target prunes on the way; the bounds themselves are about plain fits. `progress`
-    is that of `prune`. Everything is computed in float64 on a copy; ``double=False`` leaves the
-    model's own precision, with wider margins for rounding.
+    The options that `prune` has too mean what they mean there. Errors and bounds are given for the
+    shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too.
+    ``target="layer"`` looks at the dense model; "sequential" and "asymmetric" prune group after
+    group on the way, and so need one share, or budgets; `ridge` and `folds` say how the groups
+    before are fitted, and the bounds themselves are about plain fits. ``patches="random"`` sees
+    each image at as many random patches as the kernel has positions, with the same `seed` at the
+    same ones as `prune`.
+
+    Args:
+        model: as for `prune`.
+        data: as for `prune`.
+
+    Returns:
+        `Guarantees`, group by group.
     """
-    shares = (keep,) if isinstance(keep, int | float) else tuple(keep)
-    _check(target, patches, shares, budgets)
     check_model(model)
-    with progress_bar({"setup": 1, "bounds": 1}, progress) as tick:
+    with progress_bar({"setup": 1, "bounds": 1}, options.progress) as tick:
         tick("bounds: recording the model")
-        taken = batches(data, model, n_samples, forward=forward, seed=seed)
+        taken = batches(data, model, options.n_samples, forward=options.forward, seed=options.seed)
         samples, seen = sum(b.size for b in taken), fingerprint(taken)
-        recipe = _recipe(target, patches, ridge, folds)
         exact = model
-        if double:
+        if options.double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
-        calibration = Calibration.of(exact, taken, recipe.fit.parts)
+        calibration = Calibration.of(exact, taken, options.recipe.fit.parts)
         # only= may hold modules
-        groups = in_order(choose_groups(calibration.structure, model, only, ignore, budgets))
-        wanted = _counts(groups, shares, budgets)
-        setting = Setting(calibration, tuple(g for g in groups if g.name in wanted), seed)
-        tick.plan(bounds=len(setting.groups))
+        groups = in_order(
+            choose_groups(
+                calibration.structure, model, options.only, options.ignore, options.budgets
+            )
+        )
+        wanted = _counts(groups, options.shares, options.budgets)
+        chosen = tuple(g for g in groups if g.name in wanted)
+        setting = Setting(calibration, chosen, options.seed)
+        tick.plan(bounds=len(chosen))
         tick.enter("bounds")
-        proven = _look(setting, recipe, wanted, tick)
-    return Guarantees(target, patches, samples, proven, seed, seen, ridge)
+        proven = _look(setting, options.recipe, wanted, tick)
+    return Guarantees(
+        options.target, options.patches, samples, proven, options.seed, seen, options.ridge
+    )
 
 
 def _look(
@@ -340,8 +331,7 @@ def _look(
 
     def look(visit: Visit) -> None:
         group, curve = visit.group, visit.ranking.curve
-        counts = wanted[group.name]
-        statistics = visit.gathered.statistics
+        counts, statistics = wanted[group.name], visit.gathered.statistics
         proven.append(group_guarantee(group.name, statistics, group.n_units, counts, curve))
 
     def step(group: Group) -> None:
@@ -354,26 +344,6 @@ def _look(
             look(visit)
             del visit
     return tuple(proven)
-
-
-def _recipe(target: str, patches: Patches, ridge: float | None, folds: int | None) -> Recipe:
-    """Plain greedy; folds also say where random patches are taken."""
-    fit = tuned(FITS[DEFAULT_FIT], ridge=ridge, folds=folds)
-    return Recipe(tuned(TARGETS[target], patches=patches), Greedy(), fit)
-
-
-def _check(
-    target: str, patches: str, shares: tuple[float, ...], budgets: Mapping[str, int] | None
-) -> None:
-    for name, value, allowed in (("target", target, TARGETS), ("patches", patches, PATCHES)):
-        if value not in allowed:
-            raise OptionError(
-                f"{name}={value!r}: {closest(str(value), allowed)}allowed are {', '.join(allowed)}"
-            )
-    if target != "layer" and budgets is None and len(shares) != 1:
-        raise OptionError(
-            f"target={target!r} prunes on the way: give one share, as in keep=0.5, or budgets="
-        )
 
 
 def _counts(

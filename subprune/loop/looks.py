@@ -10,6 +10,7 @@ from subprune.errors import OptionError
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour, in_order
 from subprune.loop.visits import Tick, Visit, visits
+from subprune.messages import Message
 from subprune.select.greedy import KeepOrder, follow
 from subprune.select.selector import Setting
 from subprune.select.sensitivity import Sensitivity, sensitivity
@@ -61,8 +62,12 @@ def comparable_scores(
     for visit in looks(setting, recipe, statistics=needed, tick=tick):
         if visit.ranking.scores is None:
             raise OptionError(
-                "allocate='score' needs scores that can be compared between layers, and "
-                f"{recipe.who} has none; use another rule, or one of act-grad, weight-norm, random"
+                Message(
+                    "{allocate=} needs scores that can be compared between layers, and {who} has "
+                    "none; use another rule, or one of act-grad, weight-norm, random",
+                    allocate="score",
+                    who=recipe.who,
+                )
             )
         scores[visit.group.name] = visit.ranking.scores
     return scores

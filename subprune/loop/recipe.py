@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from subprune.fit.fit import Fit
+from subprune.messages import Message
 from subprune.select.selector import Selector
 from subprune.statistics.targets import Layer, Target
 
@@ -23,7 +24,9 @@ class Recipe:
     @property
     def who(self) -> str:
         """For messages."""
-        return f"method {self.name!r}" if self.name else f"selector {self.selector.name!r}"
+        if self.name:
+            return Message("{method=}", method=self.name)
+        return f"selector {self.selector.name!r}"
 
     @property
     def needs_statistics(self) -> bool:

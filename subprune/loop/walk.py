@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from subprune.cut.masking import Override, keep_mask, overrides
+from subprune.cut.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.plan import GroupPlan
-from subprune.program.program import Program
+from subprune.program.program import Override, Program
 from subprune.select.selector import Setting
 from subprune.statistics.runs import Run
 

@@ -15,20 +15,12 @@ import torch
 from torch import Tensor
 
 from subprune.data.batches import Batch
+from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 
 __all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
 
 IGNORED = -100  # PyTorch's label for answers that do not count
-
-_PRODUCTS = ("linear", "mm", "addmm", "matmul", "bmm", "baddbmm")
-_NORMS = ("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm")
-# what comes out of these is no choice between classes
-_FEATURES = (*_NORMS, "tanh", "pixel_shuffle")
-_POOLING = ("avg_pool", "adaptive_", "_adaptive_", "max_pool")
-_RESIZING = (*_POOLING, "upsample", "_upsample", "slice", "constant_pad")  # begin so
-_VIEWS = ("view", "_unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze")
-_REDUCTIONS = ("mean", "sum", "amax", "logsumexp")
 
 
 @dataclass(frozen=True)
@@ -160,12 +152,13 @@ def _source(program: Program) -> _Source:
     made = program.values[program.answer]
     while made.id in makers:
         op = makers[made.id]
-        if op.kind in _PRODUCTS or op.kind == "convolution":
-            return _forward(op, len(made.shape), reversed(steps))
+        entry = product(op)
+        if entry is not None:
+            return _forward(entry.output % len(made.shape), reversed(steps))
         given = [
             program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")
         ]
-        if op.kind in _FEATURES or any(
+        if belongs(op, "features") or any(
             v.source == "input" and v.shape == made.shape for v in given
         ):
             return _NUMBERS
@@ -173,19 +166,17 @@ def _source(program: Program) -> _Source:
         if not candidates:
             return _Source()
         read = max(candidates, key=lambda v: prod(v.shape))
-        if op.kind in ("mul", "div") and any(
-            _is_norm(v, read, makers, program) for v in candidates
-        ):
+        if belongs(op, "scaling") and any(_is_norm(v, read, makers, program) for v in candidates):
             return _NUMBERS
         steps.append((op, read, made))
         made = read
     return _Source()
 
 
-def _forward(maker: Op, rank: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
-    dim: int | None = 1 if maker.kind == "convolution" else rank - 1
+def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
+    dim: int | None = output
     for op, read, made in steps:
-        dim = None if dim is None else _moved(op, read.shape, made.shape, dim)
+        dim = None if dim is None else moved(op, read.shape, made.shape, dim)
     return _Source(dim)
 
 
@@ -195,10 +186,11 @@ def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program)
     The product is then a direction. A plain sum is no norm: divided by it, classes become shares.
     """
     maker = makers.get(scale.id)
-    if maker is not None and maker.kind == "expand" and isinstance(maker.args[0], Ref):
-        scale = program.values[maker.args[0].id]
+    if maker is not None and belongs(maker, "repetition"):
+        source = argument(maker, activation(maker))
+        scale = program.values[source.id] if isinstance(source, Ref) else scale
         maker = makers.get(scale.id)
-    if maker is None or maker.kind == "sum" or len(scale.shape) != len(read.shape):
+    if maker is None or belongs(maker, "sum") or len(scale.shape) != len(read.shape):
         return False
     narrow = [d for d, (m, n) in enumerate(zip(scale.shape, read.shape, strict=True)) if m == 1 < n]
     return len(narrow) == 1 and _depends(scale.id, read.id, makers)
@@ -217,30 +209,3 @@ def _depends(value: int, on: int, makers: dict[int, Op]) -> bool:
         waiting += [v for v in maker.inputs if v not in seen]
         seen.update(maker.inputs)
     return False
-
-
-def _moved(op: Op, old: tuple[int, ...], new: tuple[int, ...], dim: int) -> int | None:
-    """Where a dimension of the value read is in the value made; None if it cannot be said."""
-    if op.kind == "permute":
-        return [d % len(old) for d in op.args[1]].index(dim)
-    if op.kind in ("transpose", "t"):
-        a, b = (d % len(old) for d in (op.args[1:3] if op.kind == "transpose" else (0, -1)))
-        return {a: b, b: a}.get(dim, dim)
-    if op.kind in _VIEWS:
-        places = [
-            d for d, n in enumerate(new) if n == old[dim] and prod(new[:d]) == prod(old[:dim])
-        ]
-        return places[0] if places else None
-    if op.kind in _REDUCTIONS and len(op.args) > 1 and isinstance(op.args[1], list | tuple):
-        gone = {d % len(old) for d in op.args[1]}
-        if dim in gone:
-            return None
-        return dim if len(new) == len(old) else dim - sum(d < dim for d in gone)
-    if op.kind == "select":
-        gone_dim = op.args[1] % len(old)
-        return None if gone_dim == dim else dim - (gone_dim < dim)
-    if new == old or (
-        op.kind.startswith(_RESIZING) and len(new) == len(old) and new[dim] == old[dim]
-    ):
-        return dim
-    return None

@@ -19,8 +19,8 @@ from subprune.data.batches import Batch
 from subprune.measure.answers import main_output
 from subprune.measure.compare import compare
 from subprune.program.borrow import borrowed
-from subprune.program.program import call, flat_tensors
-from subprune.program.record import Inputs, plain
+from subprune.program.program import Inputs, call, flat_tensors
+from subprune.program.record import plain
 from subprune.program.recurrent import recurrent_flops
 
 __all__ = [

@@ -14,24 +14,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from subprune.program.ops import Window, argument, belongs, norm, product, window
+
 if TYPE_CHECKING:
     from subprune.program.program import Op, Program, Ref
 
-__all__ = ["NORMS", "Chain", "Folds", "chains"]
+__all__ = ["Chain", "Folds", "chains"]
 
 Folds = dict[int, tuple[tuple[Any, ...], Tensor, Tensor | None]]
 """By operation: the tensors that were folded, and the weight and bias made of them."""
 
-NORMS = ("native_batch_norm", "_native_batch_norm_legit_no_training")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """Operations that run as one: a convolution, then what follows it directly."""
 
     ops: tuple[int, ...]  # indices, the convolution's first
-    conv: Op
-    norm: Op | None
+    tensors: tuple[Any, ...]  # input, weight and bias of the convolution
+    window: Window
+    norm: tuple[Any, ...]  # scale, shift, mean and variance of the norm; empty without one
+    epsilon: float
     other: Ref | None  # what is added, made before the convolution
     relu: bool
     out: int  # value id of the result
@@ -40,7 +42,7 @@ class Chain:
         """The result; None if these tensors have to go the ordinary way. `folds` keeps weights
         between runs.
         """
-        x, weight = fetch(self.conv.args[0]), fetch(self.conv.args[1])
+        x, weight, bias = (fetch(a) for a in self.tensors)
         if (
             x.device.type != "cpu"
             or x.dtype != torch.float32
@@ -48,9 +50,9 @@ class Chain:
             or x.numel() == 0
         ):
             return None
-        weight, bias = self._folded(weight, fetch, folds)
-        stride, padding, dilation, _, _, groups = self.conv.args[3:]
-        shape = (padding, stride, dilation, groups)
+        weight, bias = self._folded(weight, bias, fetch, folds)
+        own = self.window
+        shape = (own.padding, own.stride, own.dilation, own.groups)
         relu: Any = "relu" if self.relu else None
         if self.other is None:
             call = torch.ops.mkldnn._convolution_pointwise.default
@@ -60,14 +62,14 @@ class Chain:
         return call(x, other, weight, bias, *shape, "add", 1.0, relu, [], "")
 
     def _folded(
-        self, weight: Tensor, fetch: Callable[[Any], Any], folds: Folds
+        self, weight: Tensor, bias: Tensor | None, fetch: Callable[[Any], Any], folds: Folds
     ) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias with the norm in them, made anew only if a tensor was replaced."""
-        norm = () if self.norm is None else tuple(fetch(a) for a in self.norm.args[1:5])
-        parts = (weight, fetch(self.conv.args[2]), *norm)
+        """Weight and bias with the norm in them, made again only if a tensor was replaced."""
+        parts = (weight, bias, *(fetch(a) for a in self.norm))
         known = folds.get(self.ops[0])
         if known is None or any(a is not b for a, b in zip(known[0], parts, strict=True)):
-            weight, bias = _fold(self.norm.args[-1], *parts) if self.norm is not None else parts[:2]
+            if self.norm:
+                weight, bias = _fold(self.epsilon, *parts)
             known = parts, weight.contiguous(memory_format=torch.channels_last), bias
             folds[self.ops[0]] = known
         return known[1], known[2]
@@ -106,7 +108,7 @@ def chains(program: Program) -> dict[int, Chain]:
     found = (
         _chain(program, alive[i:], readers, made)
         for i, op in enumerate(alive)
-        if op.kind == "convolution"
+        if _plain_convolution(program, op)
     )
     return {c.ops[0]: c for c in found if c is not None}
 
@@ -117,9 +119,17 @@ def _by_layout(program: Program, op: Op) -> bool:
 
     Pooling in three dimensions refuses features of four dimensions in that order.
     """
-    if "pool3d" in op.kind:
+    if belongs(op, "volume pooling"):
         return len(program.values[op.inputs[0]].shape) == 4
-    return op.kind == "as_strided"
+    return belongs(op, "memory order")
+
+
+def _plain_convolution(program: Program, op: Op) -> bool:
+    """Whether this is a convolution of images that a chain can begin with."""
+    entry = product(op)
+    if entry is None or not entry.slides or entry.transposed:
+        return False
+    return not op.kwargs and len(program.values[op.outs[0]].shape) == 4
 
 
 def _chain(
@@ -127,42 +137,53 @@ def _chain(
 ) -> Chain | None:
     """The chain that begins with the first of `ops`, if it is worth one."""
     conv, rest = ops[0], list(ops[1:4])
-    if (
-        len(conv.args) != 9
-        or conv.args[6]
-        or conv.kwargs
-        or len(program.values[conv.outs[0]].shape) != 4
-    ):
-        return None
     taken, out = [conv.index], conv.outs[0]
-    norm, other, relu = None, None, False
+    folded: Op | None = None
+    other, relu = None, False
 
-    def follows(kinds: Sequence[str]) -> bool:
+    def follows(kind: Callable[[Op], bool]) -> bool:
         op = rest[0] if rest else None
-        return op is not None and op.kind in kinds and out in op.inputs and readers.get(out) == 1
+        return op is not None and kind(op) and out in op.inputs and readers.get(out) == 1
 
-    if follows(NORMS) and _plain_norm(rest[0], out, readers):
-        norm = rest.pop(0)
-        taken, out = [*taken, norm.index], norm.outs[0]
-    if follows(["add"]) and _addend(program, rest[0], out, made, conv.index) is not None:
+    if follows(lambda op: _plain_norm(op, out, readers)):
+        folded = rest.pop(0)
+        taken, out = [*taken, folded.index], folded.outs[0]
+    if follows(lambda op: _addend(program, op, out, made, conv.index) is not None):
         other = _addend(program, rest[0], out, made, conv.index)
         taken, out = [*taken, rest[0].index], rest[0].outs[0]
         rest.pop(0)
-    if follows(["relu"]):
+    if follows(lambda op: belongs(op, "relu")):
         taken, out, relu = [*taken, rest[0].index], rest[0].outs[0], True
-    return Chain(tuple(taken), conv, norm, other, relu, out) if len(taken) > 1 else None
+    own = window(conv)
+    if len(taken) == 1 or own is None:
+        return None
+    return Chain(
+        ops=tuple(taken),
+        tensors=tuple(argument(conv, name) for name in ("input", "weight", "bias")),
+        window=own,
+        norm=() if folded is None else _norm_tensors(folded),
+        epsilon=0.0 if folded is None else argument(folded, "eps"),
+        other=other,
+        relu=relu,
+        out=out,
+    )
+
+
+def _norm_tensors(op: Op) -> tuple[Any, ...]:
+    """Scale, shift, mean and variance among the arguments of a norm."""
+    entry = norm(op)
+    return () if entry is None else tuple(argument(op, name) for name in entry.parameters)
 
 
 def _plain_norm(op: Op, out: int, readers: dict[int, int]) -> bool:
-    """Whether a norm of the value `out` uses stored statistics, and only its first result is read."""
-    stored = op.kind != "native_batch_norm" or op.args[5] is False
-    known = all(a is not None for a in op.args[3:5])
-    return (
-        stored
-        and known
-        and getattr(op.args[0], "id", -1) == out
-        and not any(readers.get(v) for v in op.outs[1:])
-    )
+    """Whether this is a norm of the value `out` by stored statistics, of which only the first result
+    is read.
+    """
+    entry = norm(op)
+    if entry is None or entry.measures(op):
+        return False
+    mine = getattr(argument(op, entry.activation), "id", -1) == out
+    return mine and not any(readers.get(v) for v in op.outs[1:])
 
 
 def _addend(program: Program, op: Op, out: int, made: dict[int, int], before: int) -> Ref | None:

@@ -15,8 +15,20 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
+from subprune.program.ops import argument, belongs, kind_of
 
-__all__ = ["Inputs", "Op", "Program", "Ref", "Value", "flat_tensors", "input_count"]
+__all__ = [
+    "Inputs",
+    "Op",
+    "Override",
+    "Program",
+    "Ref",
+    "Value",
+    "call",
+    "flat_tensors",
+    "input_count",
+    "model_tensors",
+]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -63,8 +75,7 @@ class Op:
     @property
     def kind(self) -> str:
         """Name without namespace and overload: ``add``."""
-        parts = str(self.func).split(".")
-        return parts[1] if len(parts) > 1 else parts[0]
+        return kind_of(self.func)
 
     @property
     def where(self) -> str:
@@ -78,6 +89,10 @@ class Op:
             if self.module
             else f"{self.name} in the model's own forward"
         )
+
+
+Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
+"""Stands in for one operation of a replay: called with it, its arguments and keyword arguments."""
 
 
 @dataclass
@@ -139,7 +154,7 @@ class Program:
         stop: int | None = None,
         *,
         keep: Callable[[int], bool] | None = None,
-        override: Mapping[int, Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]] | None = None,
+        override: Mapping[int, Override] | None = None,
         grad: bool = False,
         fuse: Folds | None = None,
     ) -> dict[int, Tensor]:
@@ -228,10 +243,16 @@ class Program:
 
     def arguments(
         self, op: Op, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Any, ...]:
-        """What an operation would be called with, keyword arguments last."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What an operation would be called with, by position and by keyword."""
         fetch = self._fetch(env, tensors)
-        return tuple(_map_refs(x, fetch) for x in (*op.args, *op.kwargs.values()))
+        return _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
+
+    def argument(
+        self, op: Op, name: str, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
+    ) -> Any:
+        """One of these, by its name in the operation's schema."""
+        return _map_refs(argument(op, name), self._fetch(env, tensors))
 
     def call(self, inputs: Inputs, tensors: Mapping[str, Tensor], **options: Any) -> list[Tensor]:
         """Run the whole program and return its output tensors, flattened."""
@@ -252,7 +273,7 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operation; a view may become a copy, since real tensors can lie in memory in another
     order.
     """
-    if op.kind in ("view", "_unsafe_view"):
+    if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
     return op.func(*args, **kwargs)
 
@@ -265,6 +286,12 @@ def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:
     if isinstance(tree, dict):
         return {k: _map_refs(x, fetch) for k, x in tree.items()}
     return fetch(tree)
+
+
+def model_tensors(model: nn.Module, program: Program) -> dict[str, Tensor]:
+    """The parameters and buffers a program reads, under the program's names."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: named[name].detach() for name in program.tensors}
 
 
 def call(model: nn.Module, inputs: Inputs) -> Any:

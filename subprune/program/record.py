@@ -27,18 +27,7 @@ from subprune.program.process import LOG, WHOLE
 from subprune.program.program import Inputs, Op, Program, Ref, Value, flat_tensors
 from subprune.program.recurrent import recurrent_flops
 
-__all__ = [
-    "Inputs",
-    "Op",
-    "Program",
-    "Ref",
-    "Value",
-    "as_inputs",
-    "not_taken",
-    "plain",
-    "record",
-    "record_given",
-]
+__all__ = ["as_inputs", "not_taken", "plain", "record", "record_given"]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
 _WHOLE = {name: getattr(torch.ops.aten, name).default for name in WHOLE}

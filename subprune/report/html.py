@@ -269,29 +269,9 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def _how(r: Report) -> str:
-    command = r.command or f"subprune.prune(model, data, {_call(r)})"
     versions = ", ".join(f"{k} {v}" for k, v in r.versions.items())
     data = f"Data fingerprint {e(r.plan.data)}. " if r.plan.data else ""
     return (
-        f'<h2>Make it again</h2><div class="card"><pre id="command">{e(command)}</pre>'
+        f'<h2>Make it again</h2><div class="card"><pre id="command">{e(r.command)}</pre>'
         f'<button data-copy="command">copy</button></div><p class="soft">{data}{e(versions)}</p>'
     )
-
-
-def _call(r: Report) -> str:
-    """The options that differ from the defaults, as Python."""
-    usual = {
-        "reweight": True,
-        "patches": "all",
-        "batchnorm": "keep",
-        "round_to": 1,
-        "n_samples": 512,
-        "seed": 0,
-    }
-    target_decides = any(r.plan.options.get(k) is not None for k in ("keep", "budgets"))
-    given = {
-        k: v
-        for k, v in r.plan.options.items()
-        if v is not None and usual.get(k) != v and not (k == "allocate" and target_decides)
-    }
-    return ", ".join(f"{k}={v!r}" for k, v in given.items())

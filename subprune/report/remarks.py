@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from subprune.fit.cross_fit import FOLDS
+from subprune.messages import Message
 from subprune.plan import Plan
 
 __all__ = ["fit_remarks"]
@@ -38,11 +39,15 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
         )
     if exact := [g for g in fits if math.isnan(g.held_out) and g.error < _ZERO and g not in narrow]:
         worst = min(exact, key=lambda g: g.rows / g.columns)
-        yield (
-            f"{_groups(len(exact))} fitted without an error to speak of, and no inputs were held "
-            f"out (most of all {worst.name}: {worst.rows:,} rows for {worst.columns:,} columns): "
-            "either the units left are enough, or the inputs are too few to tell; "
-            f"folds={FOLDS} tells which"
+        yield Message(
+            "{groups} fitted without an error to speak of, and no inputs were held out (most of "
+            "all {worst}: {rows:,} rows for {columns:,} columns): either the units left are "
+            "enough, or the inputs are too few to tell; {folds=} tells which",
+            groups=_groups(len(exact)),
+            worst=worst.name,
+            rows=worst.rows,
+            columns=worst.columns,
+            folds=FOLDS,
         )
     if weak := [g for g in fits if g.held_out > max(_SMALL, _GAP * g.error)]:
         worst = max(weak, key=lambda g: g.held_out)
@@ -53,9 +58,14 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
         )
     if large := [g for g in fits if g.growth > _GROWTH]:
         worst = max(large, key=lambda g: g.growth)
-        yield (
-            f"{_groups(len(large))} left with large weights (most of all {worst.name}: {worst.growth:.0f} times the "
-            "old norm), which rounding and other inputs may upset; give more inputs, or a ridge such as ridge=0.01"
+        yield Message(
+            "{groups} left with large weights (most of all {worst}: {growth:.0f} times the old "
+            "norm), which rounding and other inputs may upset; give more inputs, or a ridge such "
+            "as {ridge=}",
+            groups=_groups(len(large)),
+            worst=worst.name,
+            growth=worst.growth,
+            ridge=0.01,
         )
 
 

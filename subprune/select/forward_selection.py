@@ -17,17 +17,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import Override, keep_mask, overrides, zero
-from subprune.program.record import Op, Program
-from subprune.select.scores import input_units, label_loss
+from subprune.cut.masking import keep_mask, overrides, zero
+from subprune.program.ops import argument, replaced
+from subprune.program.program import Op, Override, Program
+from subprune.select.scores import label_loss
 from subprune.select.selector import Ranking, Selector, View
-from subprune.statistics.calibrate import (
-    input_position,
-    plain_output,
-    scale_units,
-    with_bias,
-)
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import scale_units
 from subprune.statistics.runs import Run
 from subprune.structure import Consumer, Group
 
@@ -140,7 +136,7 @@ class _Trial:
 
     def _direct(self, consumer: Consumer) -> bool:
         """Whether the consumer's input is there already, so that no other consumer comes before it."""
-        return consumer.use.input in self.env and consumer.use.kind in ("linear", "conv")
+        return consumer.use.input in self.env
 
     def _scales(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
         """Factor of each unit for each candidate: [candidates, n_units]."""
@@ -226,18 +222,19 @@ def _scaled(consumer: Consumer, scale: Tensor) -> Override:
     """
 
     def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at = input_position(op)
+        name = consumer.use.product.activation
         factor = scale if consumer.reweightable else (scale > 0).to(scale)
-        x = _times(args[at], consumer, factor)
-        return op.func(*args[:at], x, *args[at + 1 :], **kwargs)
+        x = _times(argument(op, name, args, kwargs), consumer, factor)
+        args, kwargs = replaced(op, args, kwargs, {name: x})
+        return op.func(*args, **kwargs)
 
     return run
 
 
 def _times(x: Tensor, consumer: Consumer, factor: Tensor, other: float = 1.0) -> Tensor:
     """x with the inputs of unit i multiplied by factor[i], and those of no unit by `other`."""
-    dim = x.ndim - 1 if consumer.use.kind == "linear" else 1
-    units = input_units(consumer, x.shape[dim])
+    dim = consumer.use.product.features
+    units = torch.as_tensor(consumer.units_of(x.shape[dim]))
     wide = torch.cat([factor, factor.new_full((1,), other)])[units]  # unit -1 is the last
     shape = [1] * x.ndim
     shape[dim] = -1
@@ -249,42 +246,42 @@ class _Part:
 
     def __init__(self, trial: _Trial, consumer: Consumer, kept: Sequence[int]) -> None:
         self.consumer, self.op = consumer, trial.program.ops[consumer.use.op]
-        self.args = trial.program.arguments(self.op, trial.env, trial.run.tensors)
+        self.entry = consumer.use.product
+        self.args, self.kwargs = trial.program.arguments(self.op, trial.env, trial.run.tensors)
         n = trial.group.n_units
         self.scale = n / (len(kept) + 1) if consumer.reweightable else 1.0
         on = torch.zeros(n, dtype=trial._dtype())
         fixed, bias = self._plain(_times(self._x, consumer, on))
-        self.fixed = with_bias(self.op, fixed, bias)
+        self.fixed = self.entry.with_bias(self.op, fixed, bias)
         on[list(kept)] = 1.0
         self.kept = self._plain(_times(self._x, consumer, on, 0.0))[0]
 
     @property
     def _x(self) -> Tensor:
-        x: Tensor = self.args[input_position(self.op)]
+        x: Tensor = argument(self.op, self.entry.activation, self.args, self.kwargs)
         return x
 
-    def _plain(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        at = input_position(self.op)
-        return plain_output(self.op, (*self.args[:at], x, *self.args[at + 1 :]))
+    def _plain(self, x: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """The output without bias for another input, and the bias."""
+        new = {self.entry.activation: x}
+        if weight is not None:
+            new[self.entry.weight] = weight
+        return self.entry.without_bias(self.op, *replaced(self.op, self.args, self.kwargs, new))
 
     def output(self, unit: int) -> Tensor:
         """With one more unit, computed from its own columns only."""
         return self.fixed + self.scale * (self.kept + self._alone(unit))
 
     def _alone(self, unit: int) -> Tensor:
-        at = input_position(self.op)
-        weight = self.args[at + 1]
-        dim = 1 if self.op.kind in ("linear", "convolution") else -2  # of the weight's inputs
-        columns = torch.as_tensor((self.consumer.columns == unit).nonzero()[0])
+        weight = argument(self.op, self.entry.weight, self.args, self.kwargs)
+        columns = self._places(weight.shape[self.entry.summed], unit)
         if not len(columns):
             return torch.zeros_like(self.kept)
-        inputs = (input_units(self.consumer, self._inputs) == unit).nonzero().flatten()
-        x = self._x.index_select(
-            -1 if self.consumer.use.kind == "linear" else 1, inputs.to(weight.device)
-        )
-        own = weight.index_select(dim, columns.to(weight.device))
-        return plain_output(self.op, (*self.args[:at], x, own, *self.args[at + 2 :]))[0]
+        inputs = self._places(self._x.shape[self.entry.features], unit)
+        x = self._x.index_select(self.entry.features, inputs.to(weight.device))
+        own = weight.index_select(self.entry.summed, columns.to(weight.device))
+        return self._plain(x, own)[0]
 
-    @property
-    def _inputs(self) -> int:
-        return self._x.shape[-1 if self.consumer.use.kind == "linear" else 1]
+    def _places(self, count: int, unit: int) -> Tensor:
+        """Which of `count` inputs belong to the unit."""
+        return torch.as_tensor((self.consumer.units_of(count) == unit).nonzero()[0])

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.cut.masking import Override, model_tensors
 from subprune.data.batches import Batch
 from subprune.errors import DataError
-from subprune.program.record import Op, Program
+from subprune.program.ops import activation, argument, replaced
+from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibrate import consumer_weight, input_position
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import consumer_weight
 from subprune.structure import Consumer, Group
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Random",
     "WeightNorm",
     "act_grad",
-    "input_units",
     "label_loss",
     "normalised",
     "uniform",
@@ -131,14 +130,6 @@ def by_unit(x: Tensor, units: Tensor, n_units: int) -> Tensor:
     return total.index_add(-1, units[mine].to(x.device), x.index_select(-1, mine.to(x.device)))
 
 
-def input_units(consumer: Consumer, inputs: int) -> Tensor:
-    """Unit of each of the consumer's input channels or features; a grouped convolution repeats its
-    columns.
-    """
-    columns = torch.as_tensor(consumer.columns)
-    return columns.repeat(inputs // len(columns))
-
-
 def normalised(scores: Tensor) -> Tensor:
     """Scores of ℓ2 length 1; all-zero scores stay zero."""
     length = float(scores.norm())
@@ -187,12 +178,13 @@ def _products(
     seen: dict[int, Tensor] = {}
 
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at = input_position(op)
-        x = args[at]
+        name = activation(op)
+        x = argument(op, name, args, kwargs)
         # Readers of the same value get a tensor of their own each, so that their gradients stay
         # apart.
         seen[op.index] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-        return op.func(*args[:at], seen[op.index], *args[at + 1 :], **kwargs)
+        args, kwargs = replaced(op, args, kwargs, {name: seen[op.index]})
+        return op.func(*args, **kwargs)
 
     override: dict[int, Override] = dict.fromkeys(readers, watch)
     tensors = model_tensors(calibration.model, program)
@@ -232,10 +224,9 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
 
 def _unit_sums(product: Tensor, consumer: Consumer, size: int, n_units: int) -> Tensor:
     """Sums over each unit's positions, sample by sample: [samples, n_units]."""
-    conv = consumer.use.kind != "linear"
-    x = (product.movedim(1, -1) if conv else product).double()
+    x = product.movedim(consumer.use.product.features, -1).double()
     if x.ndim > 2 and x.shape[0] != size and x.shape[1] == size:  # length first
         x = x.transpose(0, 1)
     samples = size if x.shape[0] % size == 0 else 1
     x = x.reshape(samples, -1, x.shape[-1]).sum(1)
-    return by_unit(x, input_units(consumer, x.shape[-1]), n_units)
+    return by_unit(x, torch.as_tensor(consumer.units_of(x.shape[-1])), n_units)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
+from subprune.messages import Message
 from subprune.select.greedy import KeepOrder
-from subprune.statistics.calibrate import consumer_weight
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
@@ -143,13 +144,15 @@ class Selector(ABC):
         """Refuse data without what the selector needs; `who` names it in messages."""
         if self.needs_pool:
             if setting.pool is None:
-                raise OptionError(f"{who} draws batches from the training set: give train_data=")
+                why = "{who} draws batches from the training set: give {train_data=}"
+                raise OptionError(Message(why, who=who))
             all_labels(setting.pool, f"train_data: {who}")
         elif setting.pool is not None:
-            raise OptionError(
-                f"{who} makes no use of train_data, only those that draw from it do, such as "
+            why = (
+                "{who} makes no use of {train_data:name}, only those that draw from it do, such as "
                 "layer-greedy-fs-fd; omit it"
             )
+            raise OptionError(Message(why, who=who))
         if self.needs_labels:
             all_labels(setting.calibration, who)
 

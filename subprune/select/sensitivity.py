@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibrate import Trace, consumer_weight, reader
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import column_map, consumer_weight
 from subprune.statistics.patches import MAX_BYTES, conv_rows
 from subprune.statistics.runs import Run
+from subprune.statistics.trace import Trace
 from subprune.structure import Group
 
 __all__ = [
@@ -156,7 +157,7 @@ def _sensitivity(group: Group, dense: Run) -> Sensitivity:
     total = torch.zeros(group.n_units, dtype=torch.float64)
     sums = 1
     for consumer in group.reweightable:
-        own = reader(consumer, program, f"layer {consumer.name!r}")
+        own = column_map(consumer, program, f"layer {consumer.name!r}")
         weights = own.weight_blocks(consumer_weight(consumer, dense.tensors))
         inputs: list[Tensor] = []
         trace = Trace([consumer], lambda n, c, x, y, seen=inputs: seen.append(x))  # type: ignore[misc]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from subprune.data.batches import Batch
 from subprune.errors import DataError
+from subprune.messages import Message
 from subprune.program.borrow import borrowed
-from subprune.program.fuse import NORMS
+from subprune.program.ops import argument, norm
 from subprune.program.program import Program, Ref, call
 
-__all__ = ["BATCHNORM", "pooled", "recalibrate", "stored_norms"]
+__all__ = ["BATCHNORM", "BatchNorm", "pooled", "recalibrate", "stored_norms"]
 
-BATCHNORM = ("keep", "recalibrate", "sequential")
+BatchNorm = Literal["keep", "recalibrate", "sequential"]
+BATCHNORM = get_args(BatchNorm)
 
 
 def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
@@ -47,8 +50,12 @@ def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
                 call(model, batch.inputs)
         except ValueError as error:
             raise DataError(
-                f"BatchNorm statistics cannot be taken on this data ({error}); give larger batches, or leave "
-                "batchnorm='keep'"
+                Message(
+                    "BatchNorm statistics cannot be taken on this data ({error}); give larger "
+                    "batches, or leave {batchnorm=}",
+                    error=error,
+                    batchnorm="keep",
+                )
             ) from error
         new = [_stored(m) for m in layers.values()]
     with torch.no_grad():
@@ -69,10 +76,13 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
     """
     found: dict[int, tuple[str, str]] = {}
     for op in program.ops:
-        if op.kind in NORMS and not (op.kind == "native_batch_norm" and op.args[5]):
-            names = [program.values[a.id].name for a in op.args[3:5] if isinstance(a, Ref)]
-            if len(names) == 2 and all(names):
-                found[op.index] = (names[0], names[1])
+        entry = norm(op)
+        if entry is None or entry.stored is None or entry.measures(op):
+            continue
+        refs = [argument(op, name) for name in entry.stored]
+        names = [program.values[r.id].name for r in refs if isinstance(r, Ref)]
+        if len(names) == 2 and all(names):
+            found[op.index] = (names[0], names[1])
     uses = Counter(found.values())
     # a shared one has no single right value
     return {i: names for i, names in found.items() if uses[names] == 1}
@@ -85,7 +95,11 @@ def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     n = sum(x.numel() // x.shape[1] for x in batches)
     if n < 2:
         raise DataError(
-            "BatchNorm statistics cannot be taken on one value per channel; give more data, or leave batchnorm='keep'"
+            Message(
+                "BatchNorm statistics cannot be taken on one value per channel; give more data, or "
+                "leave {batchnorm=}",
+                batchnorm="keep",
+            )
         )
     mean = _channel_sums(batches) / n
     return mean, _channel_sums(batches, mean) / (n - 1)

@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from subprune.cut.masking import model_tensors
 from subprune.data.batches import Batch, folded, signature
 from subprune.errors import DataError
-from subprune.program.program import Program
+from subprune.program.program import Program, model_tensors
 from subprune.program.record import record_given
 from subprune.statistics.runs import Run
 from subprune.structure import Structure, analyse

@@ -40,6 +40,8 @@ class Convolution:
     padding: tuple[tuple[int, int], ...]  # (before, after) in every spatial dimension
     padding_mode: str = "zeros"
     groups: int = 1
+    # of a transposed convolution: the distance at which its inputs are laid out; empty: 1
+    spread: tuple[int, ...] = ()
 
     @classmethod
     def make(
@@ -68,6 +70,32 @@ class Convolution:
         return cls(kernel, _each(stride, len(kernel)), wide, pads, padding_mode, groups)
 
     @classmethod
+    def transposed(
+        cls,
+        kernel_size: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Convolution:
+        """A transposed convolution as an ordinary one, by the kernel turned round.
+
+        Output p of a transposed convolution is ``Σ_u w[u] · x[(p + padding − dilation·u) / stride]``
+        over the taps u for which that position exists. Laid out `stride` apart, with zeros between,
+        the inputs are x̃ with x̃[stride · i] = x[i]; counted from the other end, tap v = k − 1 − u
+        reads ``x̃[p − before + dilation·v]`` with ``before = dilation·(k − 1) − padding``: a
+        convolution of stride 1. Padding may be negative, which crops.
+        """
+        kernel = tuple(kernel_size)
+        n = len(kernel)
+        wide = _each(dilation, n)
+        before = [d * (k - 1) - p for d, k, p in zip(wide, kernel, _each(padding, n), strict=True)]
+        more = _each(output_padding, n)
+        pads = tuple((b, b + extra) for b, extra in zip(before, more, strict=True))
+        return cls(kernel, (1,) * n, wide, pads, "zeros", groups, _each(stride, n))
+
+    @classmethod
     def of(cls, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Convolution:
         """The parameters of a convolution layer."""
         return cls.make(
@@ -84,6 +112,26 @@ class Convolution:
         """Kernel positions, that is columns per channel."""
         return math.prod(self.kernel_size)
 
+    @property
+    def growth(self) -> int:
+        """How many times larger an input becomes when it is laid out."""
+        return math.prod(self.spread)
+
+    def laid_out(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """The lengths of an input once it is laid out."""
+        if self.growth == 1 or len(spatial) != len(self.spread):
+            return tuple(spatial)
+        return tuple((n - 1) * s + 1 for n, s in zip(spatial, self.spread, strict=True))
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        """x [N, C, *spatial] with its positions `spread` apart and zeros between them."""
+        if self.growth == 1:
+            return x
+        wide = x.new_zeros(*x.shape[:2], *self.laid_out(x.shape[2:]))
+        places = (slice(None), slice(None), *(slice(None, None, s) for s in self.spread))
+        wide[places] = x
+        return wide
+
     def pad(self, x: Tensor) -> Tensor:
         """x [N, C, *spatial] with the padding put around it."""
         if not any(map(any, self.padding)):
@@ -98,7 +146,7 @@ class Convolution:
             raise OptionError(
                 f"a {n}-dimensional convolution needs [N, C, *spatial], got {tuple(x.shape)}"
             )
-        x = self.pad(x)
+        x = self.pad(self.lay_out(x))
         steps = x.stride()[2:]
         zipped = zip(x.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
         out = [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in zipped]
@@ -144,7 +192,8 @@ def conv_rows(
     ``y[images, :, lines]``, where a line is one index of the first output spatial dimension.
     """
     columns = x.shape[1] * conv.taps
-    step = max(1, max_bytes // max(1, x[:1].numel() * x.element_size()))  # images padded at a time
+    image = x[:1].numel() * x.element_size() * conv.growth
+    step = max(1, max_bytes // max(1, image))  # images padded at a time
     for first in range(0, x.shape[0], step):
         view = conv.windows(x[first : first + step])
         n, lines = view.shape[:2]

@@ -11,12 +11,11 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from subprune.cut.masking import Override
 from subprune.program import parallel
 from subprune.program.fuse import Folds
-from subprune.program.program import Program
+from subprune.program.ops import activation
+from subprune.program.program import Override, Program
 from subprune.statistics.batchnorm import pooled
-from subprune.statistics.calibrate import input_position
 from subprune.structure import Group
 
 __all__ = ["Passage", "Run"]
@@ -144,7 +143,8 @@ class Run:
         """
         program = self.programs[batch]
         op = program.ops[index]
-        return program.arguments(op, self.envs[batch], self.tensors_of(batch))[input_position(op)]
+        own: Tensor = program.argument(op, activation(op), self.envs[batch], self.tensors_of(batch))
+        return own
 
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""

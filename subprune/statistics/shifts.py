@@ -117,6 +117,7 @@ class _Plan:
                 spatial, conv.padding, conv.kernel_size, conv.dilation, strict=True
             )
         ]
+        self.spread = conv.spread or (1,) * len(spatial)
         self.taps = list(product(*(range(k) for k in conv.kernel_size)))
         self.columns = range(len(self.lines[-1].intervals))
         self.pairs = [(u, v) for i, u in enumerate(self.taps) for v in self.taps[i:]]
@@ -136,7 +137,11 @@ class _Plan:
         """Shifts to be made of an interval of the last dimension, those that meet data only."""
         readers = self.lines[-1].readers[column]
         found = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
-        return [s for s in found if all(a < b for a, b in self.box(column, s))]
+        return [s for s in found if self._meets(s) and all(a < b for a, b in self.box(column, s))]
+
+    def _meets(self, shift: Shift) -> bool:
+        """Whether a shift leads from inputs to inputs, not to the zeros laid out between them."""
+        return all(s % step == 0 for s, step in zip(shift, self.spread, strict=True))
 
     def box(self, column: int, shift: Shift) -> list[Range]:
         """Positions, whole in all dimensions but the last, for which the shifted one holds data as

@@ -16,18 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
-from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, patches, random_rows
+from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 
 __all__ = [
     "RANK_TOLERANCE",
     "Accumulator",
-    "Consumer",
+    "ColumnMap",
     "ConsumerStatistics",
-    "Convolution",
     "Statistics",
-    "conv_rows",
-    "patches",
     "unit_count",
 ]
 
@@ -296,10 +293,12 @@ def _symmetrise(gram: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Consumer:
-    """How a layer reads units. units: [inputs] int64, unit of each input feature or channel, or -1.
+class ColumnMap:
+    """Which columns of B each unit owns: the paper's map M, for one layer that reads the units.
 
-    conv is None for a linear layer (any leading dimensions, features last).
+    units: [inputs] int64, unit of each input feature or channel, or -1. conv is None for a linear
+    layer (any leading dimensions, features last); a convolution has a column for every channel and
+    kernel position.
     """
 
     units: Tensor
@@ -337,7 +336,7 @@ class Consumer:
         """
         if self.conv is None:
             return F.linear(a, weight)
-        padded = self.conv.pad(a)
+        padded = self.conv.pad(self.conv.lay_out(a))
         run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
         return run(
             padded,
@@ -378,7 +377,7 @@ class ConsumerStatistics:
 
     def __init__(
         self,
-        consumer: Consumer,
+        consumer: ColumnMap,
         symmetric: bool,
         max_bytes: int = MAX_BYTES,
         generator: torch.Generator | None = None,
@@ -411,8 +410,8 @@ class ConsumerStatistics:
         if self.generator is not None:
             self._add(*random_rows(b, y, self.consumer.conv, self.generator))
             return
-        if b.ndim > 2 and can_shift(self.consumer.conv, tuple(b.shape[2:])):
-            self._add_shifted(b, y, self.consumer.conv)
+        if b.ndim > 2 and can_shift(self.consumer.conv, self.consumer.conv.laid_out(b.shape[2:])):
+            self._add_shifted(self.consumer.conv.lay_out(b), y, self.consumer.conv)
             return
         for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
             part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])

@@ -14,14 +14,27 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from subprune.statistics.calibrate import Trace, consumer_weight, reader
+from subprune.statistics.consumers import column_map, consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered, Place, generator
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import ConsumerStatistics
+from subprune.statistics.trace import Trace
 from subprune.structure import Consumer
 
-__all__ = ["PATCHES", "TARGETS", "Asymmetric", "Layer", "Patches", "Sequential", "Target"]
+__all__ = [
+    "PATCHES",
+    "TARGETS",
+    "Asymmetric",
+    "Layer",
+    "Patches",
+    "Sequential",
+    "Target",
+    "TargetName",
+]
+
+TargetName = Literal["layer", "sequential", "asymmetric"]
+"""The names, for editors and type checkers."""
 
 Patches = Literal["all", "random"]
 PATCHES: tuple[Patches, ...] = ("all", "random")
@@ -56,7 +69,7 @@ class Target(ABC):
         folds = range(1 + max(place.current.folds))
         collectors = {}
         for consumer in _in_order(place):
-            own = reader(consumer, program, f"layer {consumer.name!r}")
+            own = column_map(consumer, program, f"layer {consumer.name!r}")
             collectors[consumer.use.op] = [
                 ConsumerStatistics(own, self._symmetric, generator=sampled, clip=self.clip)
                 for _ in folds

@@ -12,7 +12,9 @@ from torch import nn
 from subprune.data.batches import examples
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
-from subprune.program.record import Program, record_given
+from subprune.program.ops import belongs
+from subprune.program.program import Program
+from subprune.program.record import record_given
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Group, Structure
@@ -57,11 +59,11 @@ def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:
     producers: dict[SlotKey, int] = {}
     consumers: dict[SlotKey, list[Use]] = defaultdict(list)
     for use in flow.uses:
-        if use.kind != "depthwise":
+        if not use.depthwise:
             producers.setdefault((use.weight, use.out_dim), use.op)
             consumers[use.weight, use.in_dim].append(use)
     for op in flow.program.ops:
-        if op.kind == "embedding" and op.inputs[0] in flow.origin:
+        if belongs(op, "look-up") and op.inputs[0] in flow.origin:
             producers.setdefault((flow.origin[op.inputs[0]].name, 1), op.index)
     return producers, consumers
 

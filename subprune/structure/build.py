@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from subprune.program.ops import belongs
 from subprune.program.program import Program
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
@@ -134,16 +135,16 @@ class Builder:
         )
         name = _name(producers, taken)
         return Group(
-            name,
-            kind,
-            count,
-            slots,
-            producers,
-            followers,
-            consumers,
-            narrowings,
-            first,
-            self.flow.program,
+            name=name,
+            kind=kind,
+            n_units=count,
+            slots=slots,
+            producers=producers,
+            followers=followers,
+            consumers=consumers,
+            narrowings=narrowings,
+            first_op=first,
+            program=self.flow.program,
         )
 
     def _number(self, g: int, made: list[SlotKey]) -> int:
@@ -176,11 +177,10 @@ class Builder:
 
     def _consumer(self, g: int, use: Use) -> Consumer:
         units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
-        op = self.flow.program.ops[use.op]
-        groups = int(op.args[8]) if use.kind.startswith("conv") else 1
-        return Consumer(
-            layer(self.flow.program, use.weight, use.op), use, units, groups, self._obstacle(use)
-        )
+        if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
+            units = units[: units.size // use.groups]
+        name = layer(self.flow.program, use.weight, use.op)
+        return Consumer(name, use, units, self._obstacle(use))
 
     def _obstacle(self, use: Use) -> str:
         """Why least squares cannot rewrite the weight; empty if it can."""
@@ -192,8 +192,6 @@ class Builder:
             return f"{use.weight} is read by other operations too"
         if use.weight in self.tied:
             return f"{use.weight} is tied to another parameter"
-        if use.kind == "conv-transpose":
-            return "least squares is not set up for transposed convolutions"
         return ""
 
     def _kind(self, g: int, made: list[SlotKey], consumers: tuple[Consumer, ...]) -> str:
@@ -219,7 +217,7 @@ class Builder:
             returned = any(v in back for v in op.inputs)
             others = (
                 [v for v in op.inputs if v not in back]
-                if returned and op.kind in ("add", "sub")
+                if returned and belongs(op, "sum of two")
                 else []
             )
             if any(self.labelled.carries(v, g) for v in others):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from subprune.errors import BudgetError, OptionError, closest
+from subprune.messages import Message, joined
 from subprune.structure.groups import Group, Structure
 
 __all__ = ["as_items", "choose_groups"]
@@ -62,7 +63,8 @@ def _in_budgets(group: Group, budgets: Collection[str]) -> bool:
     if group.name not in budgets:
         return False
     if group.barrier:
-        raise BudgetError(f"budgets= names {group.name!r}, which cannot be pruned: {group.barrier}")
+        why = "{budgets=} names {group!r}, which cannot be pruned: {barrier}"
+        raise BudgetError(Message(why, group=group.name, barrier=group.barrier))
     return True
 
 
@@ -95,11 +97,14 @@ def _asked(item: Any, structure: Structure, model: nn.Module) -> set[str]:
     if chosen:
         return chosen
     stay |= {name: why for name, why in structure.refused.items() if match.holds(name)}
-    shown = [f"{name}: {why}" for name, why in stay.items()]
-    reasons = "; ".join([*shown[:5], *(["…"] if len(shown) > 5 else [])])
+    shown = [Message("{name}: {why}", name=name, why=why) for name, why in stay.items()]
+    reasons = joined([*shown[:5], *(["…"] if len(shown) > 5 else [])])
     raise BudgetError(
-        f"only= holds {_shown(item)}, and nothing it matches can be pruned: "
-        f"{reasons or 'no layer of it makes units that another layer reads'}"
+        Message(
+            "{only=} holds {item}, and nothing it matches can be pruned: {reasons}",
+            item=_shown(item),
+            reasons=reasons or "no layer of it makes units that another layer reads",
+        )
     )
 
 
@@ -116,11 +121,10 @@ def _match(item: Any, structure: Structure, model: nn.Module, option: str) -> _M
         found = {n for n, m in modules.items() if m is item}
         trouble = "which is no module of this model; give one that is"
     else:
-        raise OptionError(
-            f"{option}= holds {item!r} of type {type(item).__name__}; allowed is {_ALLOWED}"
-        )
+        kind = type(item).__name__
+        raise _wrong(option, f"holds {item!r} of type {kind}; allowed is {_ALLOWED}")
     if not found:
-        raise OptionError(f"{option}= holds {_shown(item)}, {trouble}")
+        raise _wrong(option, f"holds {_shown(item)}, {trouble}")
     return _Match(frozenset(), frozenset(found))
 
 
@@ -133,22 +137,23 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
         return _Match(frozenset({text}), frozenset() if exactly else frozenset({text}))
     if not text.startswith("re:") and not any(c in text for c in "*?["):
         hint = closest(text, names)
-        raise OptionError(
-            f"{option}= names {text!r}, which is neither a group nor a module; {hint}allowed is {_ALLOWED}"
-        )
+        what = f"names {text!r}, which is neither a group nor a module"
+        raise _wrong(option, f"{what}; {hint}allowed is {_ALLOWED}")
     try:
         pattern = re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
     except re.error as error:
-        raise OptionError(
-            f"{option}= holds {text!r}, which is not a regular expression: {error}"
-        ) from None
+        what = f"holds {text!r}, which is not a regular expression: {error}"
+        raise _wrong(option, what) from None
     groups, found = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
     if not groups and not found:
         shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
-        raise OptionError(
-            f"{option}= holds {text!r}, which matches no group and no module; the groups are {shown}"
-        )
+        what = f"holds {text!r}, which matches no group and no module"
+        raise _wrong(option, f"{what}; the groups are {shown}")
     return _Match(groups, found)
+
+
+def _wrong(option: str, what: str) -> OptionError:
+    return OptionError(Message(f"{{{option}=}} {{what}}", what=what))
 
 
 def _shown(item: Any) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
-from subprune.program.record import Program
+from subprune.messages import Message
+from subprune.program.program import Program
 from subprune.structure.flow import Use
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
@@ -34,13 +35,22 @@ class Consumer:
 
     name: str  # module
     use: Use
-    columns: Units  # unit of each position of the weight's input dimension, -1: not of this group
-    groups: int = 1  # of a grouped convolution
+    # unit of each input of one of its groups, [inputs / groups]; -1: not of this group
+    columns: Units
     obstacle: str = ""  # why it cannot be reweighted, empty if it can
 
     @property
     def reweightable(self) -> bool:
         return not self.obstacle
+
+    @property
+    def groups(self) -> int:
+        """Groups of a grouped convolution, all of which read the same units; 1 otherwise."""
+        return self.use.groups
+
+    def units_of(self, count: int) -> Units:
+        """Unit of each of `count` inputs: the columns, once for every group among them."""
+        return np.tile(self.columns, count // max(1, self.columns.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +63,7 @@ class Narrowing:
     units: Units  # unit of each position of that dimension, -1: stays
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
     """Units that are cut together everywhere they appear."""
 
@@ -66,8 +76,7 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
-    # the record that the group was found in
-    program: Program | None = field(default=None, repr=False)
+    program: Program = field(repr=False)  # the record that the group was found in
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
@@ -131,11 +140,11 @@ class Group:
         if self.barrier:
             return self.barrier
         if self.kind == "stream":
-            return "residual stream: cut only when named itself in only= or budgets="
+            return Message("residual stream: cut only when named itself in {only=} or {budgets=}")
         if self.parts:
-            return (
-                "some layers hold just a part of its units and must keep one: cut only when named itself in only= "
-                "or budgets="
+            return Message(
+                "some layers hold just a part of its units and must keep one: cut only when named "
+                "itself in {only=} or {budgets=}"
             )
         return ""
 

@@ -5,6 +5,56 @@ goes, the other goes"), freeze them ("cannot go, because …"), or re-index them
 split in two (features into heads × head size), or two are merged, a `Frame` remembers that a
 position of the flat dimension is a pair of positions; since the kept part must stay a rectangle,
 just one of the axes of a frame can be cut, and `LabelSpace.solve` chooses which.
+
+A worked example: two linear layers with a ReLU between them.
+
+>>> import torch
+>>> from torch import nn
+>>> from subprune.program.record import as_inputs, record
+>>> from subprune.structure.flow import Flow
+>>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+>>> flow = Flow(record(model, as_inputs(torch.zeros(1, 2))))
+
+Before anything has run, each dimension of each parameter has fresh ids:
+
+>>> for (tensor, dim), ids in flow.slots.items():
+...     print(f"{tensor} dim {dim}: {ids}")
+0.weight dim 0: [0 1 2]
+0.weight dim 1: [3 4]
+0.bias dim 0: [5 6 7]
+2.weight dim 0: [8 9]
+2.weight dim 1: [10 11 12]
+2.bias dim 0: [13 14]
+
+The walk ties what the operations join. The first layer's outputs go with its biases, and with the
+columns of the second layer that read them (the ReLU hands their ids on); what meets the model's
+input or is its output cannot go. The component of an id is named after its smallest member:
+
+>>> flow.walk()
+>>> component, reasons = flow.space.solve()
+>>> print(component)
+[0 1 2 3 4 0 1 2 8 9 0 1 2 8 9]
+>>> sorted(reasons)
+[3, 4, 8, 9]
+>>> reasons[8]
+"is part of the model's output 0"
+
+So components 0, 1 and 2 are units, three hidden neurons: neuron 1 is row 1 of the first weight,
+bias 1 and column 1 of the second weight (ids 1, 6 and 11).
+
+A dimension of 6 features that is viewed as 2 × 3 gets ids for both axes. If the longer one is cut,
+features that share a position on it (0 and 3, 1 and 4, 2 and 5) become one unit, and the other axis
+stays:
+
+>>> space = LabelSpace()
+>>> features = space.new(6)
+>>> space.split((features,), [2, 3], "a view")
+[(array([6, 7]),), (array([ 8,  9, 10]),)]
+>>> component, reasons = space.solve()
+>>> print(component)
+[0 1 2 0 1 2 6 7 0 1 2]
+>>> sorted(reasons)
+[6, 7]
 """
 
 from __future__ import annotations

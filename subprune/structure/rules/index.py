@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from subprune.program.record import Op
-from subprune.structure.flow import Flow, arg, ref, rule
+from subprune.program.ops import activation, argument
+from subprune.program.program import Op
+from subprune.structure.flow import Flow, ref, rule
 
 __all__: list[str] = []
 
@@ -17,11 +18,9 @@ def along(flow: Flow, op: Op) -> None:
     """Fine along dimensions without units; units along it would notice each other's absence."""
     source = op.inputs[0]
     dims = flow.dims(source)
-    chosen = (
-        op.args[2]
-        if op.kind == "roll" and len(op.args) > 2
-        else arg(op, 2 if op.kind == "topk" else 1, "dim", -1)
-    )
+    chosen = argument(op, "dims" if op.kind in ("flip", "roll") else "dim")
+    if chosen == []:  # rolled as if it were flat
+        chosen = list(range(len(dims)))
     for d in [chosen] if isinstance(chosen, int) else chosen:
         flow.freeze(op, dims[d], f"{op.kind.strip('_')} runs over the units")
         dims[d] = None
@@ -32,15 +31,15 @@ def along(flow: Flow, op: Op) -> None:
 @rule("index", "index_select", "gather", "embedding", "index_put", "scatter")
 def lookup(flow: Flow, op: Op) -> None:
     """Rows picked by an index tensor: that dimension is lost, the others stay."""
-    source = ref(op.args[0])
+    source = ref(argument(op, activation(op)))
     if op.kind == "embedding" and source is not None:
         dims = flow.dims(source)
         flow.freeze(op, dims[0], "rows are looked up by index")
-        index_rank = len(flow.shape(ref(op.args[1]) or 0))
+        index_rank = len(flow.shape(ref(argument(op, "indices")) or 0))
         flow.put(op.outs[0], [*[None] * index_rank, dims[1]])
         return
     if op.kind == "index" and source is not None:
-        indices = [ref(x) for x in op.args[1]]
+        indices = [ref(x) for x in argument(op, "indices")]
         indexed = [i for i, x in enumerate(indices) if x is not None]
         dims = flow.dims(source)
         for i in indexed:
@@ -52,7 +51,7 @@ def lookup(flow: Flow, op: Op) -> None:
             return
     if op.kind == "index_select" and source is not None:
         dims = flow.dims(source)
-        dim = op.args[1] % len(dims)
+        dim = argument(op, "dim") % len(dims)
         flow.freeze(op, dims[dim], "rows are looked up by index")
         dims[dim] = None
         flow.put(op.outs[0], dims)
@@ -61,11 +60,18 @@ def lookup(flow: Flow, op: Op) -> None:
         flow.give_up(op, "elements are picked or written by index")
 
 
-@rule("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")
+_FACTORS = {
+    "pixel_shuffle": "upscale_factor",
+    "pixel_unshuffle": "downscale_factor",
+    "channel_shuffle": "groups",
+}
+
+
+@rule(*_FACTORS)
 def shuffle(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims = flow.dims(source)
-    n, spatial = op.args[1], dims[-2:]
+    n, spatial = argument(op, _FACTORS[op.kind]), dims[-2:]
     for dim in spatial:
         flow.freeze(op, dim, "positions are shuffled")
     channels = dims[-3]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from subprune.program.record import Op
-from subprune.structure.flow import Flow, Use, arg, ref, rule
+from subprune.program.ops import NORMS, PRODUCTS, Product, argument, product, window
+from subprune.program.program import Op
+from subprune.structure.flow import Flow, Use, ref, rule
 from subprune.structure.labels import FREE, Dim
 
 __all__: list[str] = []
@@ -21,53 +22,54 @@ def _spatial(flow: Flow, op: Op, dims: Sequence[Dim | None]) -> None:
         flow.freeze(op, dim, "a window slides over it")
 
 
-def _use(
-    flow: Flow, op: Op, weight: int, x: int, dims: tuple[int, int], kind: str, bias: Any = None
-) -> None:
-    """Note a product of an activation with a parameter; `dims` are the weight value's (summed,
-    made).
-    """
+def _use(flow: Flow, op: Op, entry: Product, groups: int = 1, depthwise: bool = False) -> None:
+    """Note a product of an activation with a parameter."""
+    x, weight = argument(op, entry.activation).id, argument(op, entry.weight).id
     source = flow.origin.get(weight)
     # a product of two activations: both are looked at by position
     if source is None or x in flow.origin:
-        if kind == "linear" or op.args[8] == 1:
-            flow.reduce(op, x, [len(flow.shape(x)) - 1 if kind == "linear" else 1])
+        if groups == 1:
+            flow.reduce(op, x, [entry.features % len(flow.shape(x))])
         return
-    in_dim, out_dim = source.dims[dims[0]], source.dims[dims[1]]
-    bias_id = ref(bias)
-    bias_name = (
-        flow.origin[bias_id].name if bias_id is not None and bias_id in flow.origin else None
-    )
+    bias_value = ref(argument(op, entry.bias)) if entry.bias else None
+    bias = None if bias_value is None else flow.origin.get(bias_value)
     flow.uses.append(
-        Use(op.index, source.name, bias_name, x, op.outs[0], in_dim, out_dim, kind, weight)
+        Use(
+            op=op.index,
+            product=entry,
+            weight=source.name,
+            weight_value=weight,
+            order=source.dims,
+            bias=None if bias is None else bias.name,
+            input=x,
+            output=op.outs[0],
+            groups=groups,
+            depthwise=depthwise,
+        )
     )
 
 
-@rule("linear", "mm", "addmm", "addbmm", "matmul")
+@rule("linear", "mm", "addmm", "matmul")
 def linear(flow: Flow, op: Op) -> None:
-    args = list(op.args)
-    bias = (
-        args.pop(0) if op.kind == "addmm" else (args[2] if len(args) > 2 else op.kwargs.get("bias"))
-    )
-    x, w = args[0].id, args[1].id
-    in_dim, out_dim = (1, 0) if op.kind == "linear" else (0, 1)
+    entry = PRODUCTS[op.kind]
+    x, w = argument(op, entry.activation).id, argument(op, entry.weight).id
     if len(flow.shape(w)) != 2:
         flow.give_up(op, "a product of this form is not known")
         return
     xd, wd = flow.dims(x), flow.dims(w)
-    flow.match(op, [xd[-1], wd[in_dim]], _INPUT)
-    bias_id = ref(bias)
-    made = wd[out_dim]
-    if bias_id is not None:
-        made = flow.match(op, [made, flow.dims(bias_id)[-1]], _INPUT)
+    flow.match(op, [xd[-1], wd[entry.summed]], _INPUT)
+    bias = ref(argument(op, entry.bias)) if entry.bias else None
+    made = wd[entry.made]
+    if bias is not None:
+        made = flow.match(op, [made, flow.dims(bias)[-1]], _INPUT)
     flow.put(op.outs[0], [*xd[:-1], made])
-    _use(flow, op, w, x, (in_dim, out_dim), "linear", bias)
+    _use(flow, op, entry)
 
 
 @rule("bmm", "baddbmm")
 def bmm(flow: Flow, op: Op) -> None:
-    refs = [a.id for a in op.args[: 3 if op.kind == "baddbmm" else 2]]
-    a, b = refs[-2:]
+    entry = PRODUCTS[op.kind]
+    a, b = argument(op, entry.activation).id, argument(op, entry.weight).id
     ad, bd = flow.dims(a), flow.dims(b)
     batch = flow.match(op, [ad[0], bd[0]], _INPUT)
     flow.match(op, [ad[2], bd[1]], _INPUT)
@@ -75,81 +77,86 @@ def bmm(flow: Flow, op: Op) -> None:
         flow.space.batch.append(batch[0])
     flow.reduce(op, a, [2])
     result = [batch, ad[1], bd[2]]
-    if op.kind == "baddbmm":
-        sd = flow.dims(refs[0])
-        shape = flow.shape(refs[0])
-        out = flow.shape(op.outs[0])
-        result = [
-            flow.match(op, [r, s], _INPUT) if n == m else r
-            for r, s, n, m in zip(result, sd, shape, out, strict=True)
-        ]
+    if entry.bias is not None:
+        added = argument(op, entry.bias).id
+        places = zip(
+            result, flow.dims(added), flow.shape(added), flow.shape(op.outs[0]), strict=True
+        )
+        result = [flow.match(op, [r, s], _INPUT) if n == m else r for r, s, n, m in places]
     flow.put(op.outs[0], result)
 
 
-@rule("convolution", "conv1d", "conv2d", "conv3d")
+@rule("convolution")
 def convolution(flow: Flow, op: Op) -> None:
-    x, w, bias = op.args[0].id, op.args[1].id, op.args[2]
-    transposed = bool(op.args[6])
-    groups = int(op.args[8])
+    entry, own = product(op), window(op)
+    assert entry is not None
+    assert own is not None
+    x, w = argument(op, entry.activation).id, argument(op, entry.weight).id
     xd, wd = flow.dims(x), flow.dims(w)
     _spatial(flow, op, [*xd[2:], *wd[2:]])
-    kind = "conv-transpose" if transposed else "conv"
-    in_dim, out_dim = (0, 1) if transposed else (1, 0)
-    if groups == 1:
-        flow.match(op, [xd[1], wd[in_dim]], _INPUT)
-        made = wd[out_dim]
-    elif transposed:
-        flow.give_up(op, "a grouped transposed convolution")
+    depthwise = own.groups > 1 and flow.shape(x)[1] == own.groups
+    if own.groups == 1:
+        flow.match(op, [xd[1], wd[entry.summed]], _INPUT)
+        made = wd[entry.made]
+    elif not wd[0]:
+        flow.give_up(op, "a grouped convolution whose weight is not a parameter")
         return
     else:
-        made, kind = _grouped(flow, op, xd[1], wd, groups, flow.shape(w))
-    bias_id = ref(bias)
-    if bias_id is not None:
-        made = flow.match(op, [made, flow.dims(bias_id)[0]], _INPUT)
+        grouped = _grouped_transposed if entry.transposed else _grouped
+        made = grouped(flow, op, xd[1], wd[0], wd[1], own.groups)
+    bias = ref(argument(op, "bias"))
+    if bias is not None:
+        made = flow.match(op, [made, flow.dims(bias)[0]], _INPUT)
     flow.put(op.outs[0], [xd[0], made, *[None] * (len(xd) - 2)])
-    _use(flow, op, w, x, (in_dim, out_dim), kind, bias)
+    _use(flow, op, entry, own.groups, depthwise)
 
 
 def _grouped(
-    flow: Flow,
-    op: Op,
-    channels: Dim | None,
-    wd: Sequence[Dim | None],
-    groups: int,
-    shape: Sequence[int],
-) -> tuple[Dim | None, str]:
-    """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go."""
-    made = wd[0]
-    if not made:
-        flow.give_up(op, "a grouped convolution whose weight is not a parameter")
-        return None, "conv"
-    per_group = shape[0] // groups
-    if shape[1] == 1:
+    flow: Flow, op: Op, channels: Dim | None, made: Dim, summed: Dim | None, groups: int
+) -> Dim | None:
+    """Depthwise: a channel goes with its filters. Otherwise the same positions of every group go.
+
+    The weight is [outputs, inputs / groups, *kernel], labelled `made` and `summed`.
+    """
+    rows = made[0].reshape(groups, -1)
+    if flow.shape(op.inputs[0])[1] == groups:
         if not channels:
             flow.freeze(op, made, _INPUT)
         else:
-            flow.space.tie(made[0], np.repeat(channels[0], per_group))
-        return made, "depthwise"
-    rows = made[0].reshape(groups, per_group)
+            flow.space.tie(rows, channels[0][:, None])
+        return made
     flow.space.tie(rows[1:], rows[:1])
-    if channels and wd[1]:
-        flow.space.tie(channels[0].reshape(groups, -1), wd[1][0][None, :])
+    if channels and summed:
+        flow.space.tie(channels[0].reshape(groups, -1), summed[0][None, :])
     else:
-        flow.freeze(op, wd[1], _INPUT)
+        flow.freeze(op, summed, _INPUT)
         flow.freeze(op, channels, _INPUT)
-    return made, "conv"
+    return made
+
+
+def _grouped_transposed(
+    flow: Flow, op: Op, channels: Dim | None, summed: Dim, made: Dim | None, groups: int
+) -> Dim | None:
+    """The same for a weight [inputs, outputs / groups, *kernel], labelled `summed` and `made`."""
+    flow.match(op, [channels, summed], _INPUT)
+    if summed[0].size == groups:  # depthwise: each channel makes outputs of its own
+        flow.freeze(op, made, "every channel has the same number of filters")
+        return (np.repeat(summed[0], flow.shape(op.outs[0])[1] // groups),)
+    rows = summed[0].reshape(groups, -1)
+    flow.space.tie(rows[1:], rows[:1])
+    return made and (np.tile(made[0], groups),)
 
 
 @rule("scaled_dot_product_attention")
 def attention(flow: Flow, op: Op) -> None:
-    q, k, v = (a.id for a in op.args[:3])
+    q, k, v = (argument(op, name).id for name in ("query", "key", "value"))
     qd, kd, vd = flow.dims(q), flow.dims(k), flow.dims(v)
     shape, kshape = flow.shape(q), flow.shape(k)
-    mask = ref(arg(op, 3, "attn_mask"))
+    mask = ref(argument(op, "attn_mask"))
     flow.match(op, [qd[-1], kd[-1]], _INPUT)
     if qd[-1]:
         flow.space.mixed.append(qd[-1][0])
-        if arg(op, 6, "scale") is None:
+        if argument(op, "scale") is None:
             flow.freeze(op, qd[-1], "the scale of attention follows from the size of a head")
         flow.reduce(op, q, [len(qd) - 1])
     lead: list[Dim | None] = []
@@ -172,51 +179,41 @@ def attention(flow: Flow, op: Op) -> None:
     flow.put(op.outs[0], [*lead, qd[-2], vd[-1]])
 
 
-@rule(
-    "native_batch_norm",
-    "_native_batch_norm_legit_no_training",
-    "_native_batch_norm_legit",
-    "batch_norm",
-    "cudnn_batch_norm",
-    "miopen_batch_norm",
-)
+@rule(*(kind for kind, entry in NORMS.items() if entry.stored is not None))
 def batch_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
-    met = [dims[1]] + [flow.dims(v)[0] for a in op.args[1:5] if (v := ref(a)) is not None]
-    dims[1] = flow.match(op, met, _INPUT)
+    parameters = _parameters(flow, op)
+    dims[1] = flow.match(op, [dims[1], *(own[0] for own in parameters)], _INPUT)
     flow.put(op.outs[0], dims)
-    if len(met) == 1:  # no tensor of the module's follows: note the length here
+    if not parameters:  # no tensor of the module's follows: note the length here
         flow.reduce(op, x, [1])
 
 
-@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def _parameters(flow: Flow, op: Op) -> list[list[Dim | None]]:
+    """Labels of the tensors among a norm's arguments, each of them as long as what it runs over."""
+    refs = [ref(argument(op, name)) for name in NORMS[op.kind].parameters]
+    return [flow.dims(vid) for vid in refs if vid is not None]
+
+
+@rule(*(kind for kind, entry in NORMS.items() if entry.sizes is not None))
 def layer_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
-    count = len(op.args[1])
-    first = len(dims) - count
-    for i in range(count):
-        met = [dims[first + i]] + [
-            flow.dims(v)[i] for a in op.args[2:4] if (v := ref(a)) is not None
-        ]
-        dims[first + i] = flow.match(op, met, _INPUT)
+    over = NORMS[op.kind].over(op, len(dims))
+    for i, d in enumerate(over):
+        dims[d] = flow.match(op, [dims[d], *(own[i] for own in _parameters(flow, op))], _INPUT)
     flow.put(op.outs[0], dims)
     flow.put(x, dims)
-    flow.reduce(op, x, range(first, len(dims)))
+    flow.reduce(op, x, over)
 
 
-@rule("native_group_norm", "group_norm")
+@rule(*(kind for kind, entry in NORMS.items() if entry.groups is not None))
 def group_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
-    if op.kind == "native_group_norm":
-        params, groups = op.args[1:3], int(op.args[6])
-    else:
-        params, groups = op.args[2:4], int(op.args[1])
-    dims[1] = flow.match(
-        op, [dims[1]] + [flow.dims(v)[0] for a in params if (v := ref(a)) is not None], _INPUT
-    )
+    groups = int(argument(op, str(NORMS[op.kind].groups)))
+    dims[1] = flow.match(op, [dims[1], *(own[0] for own in _parameters(flow, op))], _INPUT)
     size = flow.shape(x)[1]
     if dims[1] and groups != size:
         rows = dims[1][0].reshape(groups, -1)
@@ -284,9 +281,9 @@ def _windows_of_one(op: Op, spatial: int) -> list[bool]:
         values = [value] if isinstance(value, int) else list(value)
         return values * spatial if len(values) == 1 else values
 
-    size = per_dimension(arg(op, 1, "kernel_size", 0))
-    step = per_dimension(arg(op, 2, "stride", []) or size)
-    margin = per_dimension(arg(op, 3, "padding", 0))
+    size = per_dimension(argument(op, "kernel_size"))
+    step = per_dimension(argument(op, "stride") or size)
+    margin = per_dimension(argument(op, "padding"))
     return [window == (1, 1, 0) for window in zip(size, step, margin, strict=True)]
 
 
@@ -317,8 +314,7 @@ def reduction(flow: Flow, op: Op) -> None:
         flow.give_up(op, "a reduction of this form is not known")
         return
     dims = flow.dims(x)
-    place = 2 if op.kind in ("norm", "linalg_vector_norm") else 1
-    given = arg(op, place, "dim", None)
+    given = argument(op, "dim")
     chosen = (
         range(len(dims))
         if given is None or given == []

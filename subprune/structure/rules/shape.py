@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from subprune.program.record import Op
-from subprune.structure.flow import Flow, Origin, arg, part_of, ref, rule, take
+from subprune.program.ops import argument
+from subprune.program.program import Op
+from subprune.structure.flow import Flow, Origin, part_of, ref, rule, take
 from subprune.structure.labels import FREE, Dim, Ids
 
 __all__: list[str] = []
@@ -162,19 +163,20 @@ def rearrange(flow: Flow, op: Op) -> None:
     if op.kind in ("transpose", "t", "numpy_T", "mT"):
         order = list(range(rank))
         i, j = (
-            (op.args[1] % rank, op.args[2] % rank)
+            (argument(op, "dim0") % rank, argument(op, "dim1") % rank)
             if op.kind == "transpose"
             else (rank - 2, rank - 1)
         )
         if rank > 1:
             order[i], order[j] = order[j], order[i]
     elif op.kind == "permute":
-        order = [d % rank for d in op.args[1]]
+        order = [d % rank for d in argument(op, "dims")]
     elif op.kind == "unsqueeze":
         order = list(range(rank))
-        order.insert(op.args[1] % (rank + 1), None)
+        order.insert(argument(op, "dim") % (rank + 1), None)
     elif op.kind == "squeeze":
-        chosen = arg(op, 1, "dim", [i for i in range(rank) if shape[i] == 1])
+        given = argument(op, "dim")
+        chosen = range(rank) if given is None else given
         gone = {
             d % rank for d in ([chosen] if isinstance(chosen, int) else chosen) if shape[d] == 1
         }
@@ -200,13 +202,13 @@ def rearrange(flow: Flow, op: Op) -> None:
         flow.origin[op.outs[0]] = Origin(old.name, places, old.whole and len(order) == rank)
 
 
-@rule("slice", "narrow")
+@rule("slice")
 def slice_(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims, shape = flow.dims(source), flow.shape(source)
-    dim = arg(op, 1, "dim", 0) % len(dims)
+    dim = argument(op, "dim") % len(dims)
     start, stop, step = slice(
-        arg(op, 2, "start"), arg(op, 3, "end"), arg(op, 4, "step", 1)
+        argument(op, "start"), argument(op, "end"), argument(op, "step")
     ).indices(shape[dim])
     if step == 1 and stop - start != shape[dim]:
         flow.slice_seen(source, dim, start, stop)
@@ -220,7 +222,7 @@ def slice_(flow: Flow, op: Op) -> None:
 @rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk")
 def split(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
-    dim = arg(op, 2, "dim", 0) % len(flow.shape(source))
+    dim = argument(op, "dim") % len(flow.shape(source))
     at = 0
     for vid in op.outs:
         size = flow.shape(vid)[dim]
@@ -245,7 +247,7 @@ def _keep_origin(flow: Flow, source: int, outs: Sequence[int], gone: int | None 
 def glu(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims = flow.dims(source)
-    dim = arg(op, 1, "dim", -1) % len(dims)
+    dim = argument(op, "dim") % len(dims)
     half = flow.shape(source)[dim] // 2
     dims[dim] = flow.space.unify(
         [take(dims[dim], slice(0, half)), take(dims[dim], slice(half, None))]
@@ -257,9 +259,9 @@ def glu(flow: Flow, op: Op) -> None:
 def select(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims, shape = flow.dims(source), flow.shape(source)
-    dim = arg(op, 1, "dim", 0) % len(dims)
+    dim = argument(op, "dim") % len(dims)
     flow.freeze(op, dims[dim], "positions are picked by number")
-    positions = range(len(op.outs)) if op.kind == "unbind" else [arg(op, 2, "index") % shape[dim]]
+    positions = range(len(op.outs)) if op.kind == "unbind" else [argument(op, "index") % shape[dim]]
     for position, vid in zip(positions, op.outs, strict=True):
         gone = dims[dim]
         rest = [d for i, d in enumerate(dims) if i != dim]
@@ -269,9 +271,11 @@ def select(flow: Flow, op: Op) -> None:
 
 @rule("cat", "concatenate")
 def cat(flow: Flow, op: Op) -> None:
-    parts = [r for x in op.args[0] if (r := ref(x)) is not None and 0 not in flow.shape(r)]
+    parts = [
+        r for x in argument(op, "tensors") if (r := ref(x)) is not None and 0 not in flow.shape(r)
+    ]
     out = flow.shape(op.outs[0])
-    dim = arg(op, 1, "dim", 0) % len(out)
+    dim = argument(op, "dim") % len(out)
     result: list[Dim | None] = []
     for i in range(len(out)):
         dims = [flow.dims(v)[i] for v in parts]
@@ -308,12 +312,12 @@ def _or_fixed(flow: Flow, op: Op, dim: Dim | None, size: int) -> Ids:
 
 @rule("stack")
 def stack(flow: Flow, op: Op) -> None:
-    parts = [r for x in op.args[0] if (r := ref(x)) is not None]
+    parts = [r for x in argument(op, "tensors") if (r := ref(x)) is not None]
     dims = [
         flow.match(op, [flow.dims(v)[i] for v in parts], _ODD)
         for i in range(len(flow.shape(parts[0])))
     ]
-    dims.insert(arg(op, 1, "dim", 0) % (len(dims) + 1), None)
+    dims.insert(argument(op, "dim") % (len(dims) + 1), None)
     flow.put(op.outs[0], dims)
 
 
@@ -329,7 +333,8 @@ def stack(flow: Flow, op: Op) -> None:
 )
 def pad(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
-    dims, amounts = flow.dims(source), op.args[1]
+    dims = flow.dims(source)
+    amounts = argument(op, "pad") or argument(op, "padding")
     for back in range(len(amounts) // 2):
         before, after = amounts[2 * back], amounts[2 * back + 1]
         dim = dims[-1 - back]
@@ -348,7 +353,7 @@ def pad(flow: Flow, op: Op) -> None:
 def repeat(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims = flow.dims(source)
-    counts = op.args[1]
+    counts = argument(op, "repeats")
     lead = len(counts) - len(dims)
     result: list[Dim | None] = [None] * lead
     for dim, n in zip(dims, counts[lead:], strict=True):
