@@ -195,7 +195,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "no target": ((), "exactly one target of --compression, --speedup"),
     "epsilon": (
         ("--keep", 0.5, "--method", "weight-norm", "--epsilon", 0.1),
-        "--epsilon is for stochastic greedy",
+        "--epsilon 0.1 has no effect with selector",
     ),
     "patches": (("--keep", 0.5, "--patches", "some"), "--patches some: allowed are all, random"),
     "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no say"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subprune
-from subprune.budget.cache import Cache
+from subprune.budget import accuracy
 from subprune.errors import BudgetError, DataError, OptionError
+from subprune.loop.visits import Visit
 from subprune.measure import figures as measure
 from subprune.zoo.models import LeNet
 
@@ -118,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "epsilon of a norm": (
         {"keep": 0.5, "method": "weight-norm", "epsilon": 0.1},
         OptionError,
-        "stochastic greedy",
+        "no effect with selector",
     ),
     "a method misspelt": (
         {"keep": 0.5, "method": "asym-in-chang"},
@@ -400,14 +402,17 @@ def test_accuracy_curves_are_measured_once_for_a_latency(
     wide: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock(monkeypatch, proportional)
-    written: list[str] = []
-    write = Cache.write
-    monkeypatch.setattr(
-        Cache, "write", lambda self, name, entry: (written.append(name), write(self, name, entry))
-    )
+    measured: list[str] = []
+    curve = accuracy._Probe.curve
+
+    def watched(self: accuracy._Probe, visit: Visit, counts: Sequence[int]) -> Any:
+        measured.append(visit.group.name)
+        return curve(self, visit, counts)
+
+    monkeypatch.setattr(accuracy._Probe, "curve", watched)
     quick = {**QUICK, "allocate": "equal-agreement", "n_samples": 32}
     assert subprune.forecast(*wide, latency="60%", **quick).feasible
-    assert sorted(written) == ["0", "2"]
+    assert sorted(measured) == ["0", "2"]
 
 
 def test_a_lucky_candidate_is_not_believed(

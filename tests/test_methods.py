@@ -213,7 +213,7 @@ def test_labels_are_needed_only_where_said(method: str) -> None:
     model, data = PLAIN.build(), [x for x, _ in PLAIN.data(2, 12)]
     if METHODS[method].selector.needs_labels:
         with pytest.raises(
-            DataError, match=f"method '{method}' needs labels: give \\(inputs, labels\\) batches"
+            DataError, match=f"method='{method}' needs labels: give \\(inputs, labels\\) batches"
         ):
             run(PLAIN, model, method, data)
     else:

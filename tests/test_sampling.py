@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import slow_methods as slow
@@ -85,14 +86,12 @@ def test_draws_end_when_units_can_never_be_drawn() -> None:
 
 
 def test_nothing_is_scaled_when_nothing_goes_and_factors_are_right_on_average() -> None:
-    for ranker, own in all_views("plain"):
-        n, p = ranker.n_units, own.probabilities
-        ranker.k = n
-        scale = sampled(ranker).scale
+    for view, own in all_views("plain"):
+        n, p = view.n_units, own.probabilities
+        scale = sampled(replace(view, k=n)).scale
         assert scale is not None
         assert (scale(n) == 1).all()
-        ranker.k = None
-        nested = sampled(ranker)
+        nested = sampled(view)
         assert sorted(nested.order) == list(range(n))
         assert nested.scale is not None
         m = draws_for(p, n - 1)

@@ -118,7 +118,7 @@ def test_scores_must_be_there_and_be_numbers() -> None:
         subprune.prune(
             net.build(),
             net.data(),
-            method="layer-random",
+            method="layer-weight-norm",
             compression=2,
             allocate="score",
             progress=False,

@@ -15,7 +15,7 @@ from zoo import ZOO, run
 
 from subprune.cut.masking import mask
 from subprune.cut.surgery import cut, prove
-from subprune.errors import StructureError
+from subprune.errors import DataError, StructureError
 from subprune.program.record import as_inputs, record
 from subprune.structure import Structure, find_groups, labels
 
@@ -205,7 +205,7 @@ def test_branch_in_the_root_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("example", [3, "text", None])
 def test_wrong_examples_are_refused(example: Any) -> None:
-    with pytest.raises(StructureError, match="tensor, a tuple of arguments or a dict"):
+    with pytest.raises(DataError, match="cannot be read; give a tensor"):
         find_groups(nn.Linear(3, 2), example)
 
 

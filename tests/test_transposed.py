@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from subprune.statistics.calibrate import Calibration, group_statistics
 from torch import Tensor, nn
 
 import subprune
 from subprune.cut.masking import mask
 from subprune.cut.surgery import cut
 from subprune.data.batches import batches
-from subprune.fit.least_squares import solve
+from subprune.fit.solver import solve
+from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import column_map, consumer_weight, stored_weight
 from subprune.statistics.patches import conv_rows
+from subprune.statistics.place import Place
+from subprune.statistics.targets import TARGETS
 from subprune.structure import Group
 
 PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -126,7 +128,7 @@ def test_gram_equals_lstsq_on_the_explicit_rows(name: str, form: str) -> None:
     model, calibration, group, x = calibrated(CASES[name])
     run = calibration.start()
     run.advance(group.consumers[0].use.op)
-    blocks, _ = group_statistics(group, form, run, run)
+    blocks = TARGETS[form].gather(Place(group=group, current=run, dense=run)).blocks
     rows = explicit_rows(model[2], x)
     (consumer,) = group.reweightable
     weight = consumer_weight(consumer, run.tensors)
