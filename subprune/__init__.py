@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from subprune.api import forecast, prune
-from subprune.cut.masking import mask
-from subprune.cut.surgery import cut
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import cut
 from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save

@@ -13,10 +13,10 @@ from torch import nn
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
-from subprune.cut.check import Check, blame, check_groups, few_inputs
-from subprune.cut.model_config import sync_config
-from subprune.cut.surgery import attempt, broken, duplicate, set_tensors
-from subprune.cut.twin import model_outputs
+from subprune.cutting.check import Check, blame, check_groups, few_inputs
+from subprune.cutting.model_config import sync_config
+from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
+from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
 from subprune.errors import BudgetError, DataError, StructureError
 from subprune.keywords import takes

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from subprune.cut.check import Check, check_code
+from subprune.cutting.check import Check, check_code
 from subprune.data.batches import examples
 from subprune.errors import closest
 from subprune.messages import Message

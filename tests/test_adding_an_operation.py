@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.cut.masking import mask
-from subprune.cut.surgery import cut
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import cut
 from subprune.program.ops import PRODUCTS, Product
 from subprune.structure.flow import RULES
 from subprune.structure.rules.linear import linear

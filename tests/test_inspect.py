@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from zoo import ZOO, flops
 
-from subprune.cut.surgery import prove
+from subprune.cutting.surgery import prove
 from subprune.inspection import inspect
 from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs

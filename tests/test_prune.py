@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.cut.masking import mask
+from subprune.cutting.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
 from subprune.program.record import as_inputs

@@ -10,7 +10,7 @@ import torch
 from random_nets import Generator, random_net
 from zoo import some_units
 
-from subprune.cut.surgery import cut, prove
+from subprune.cutting.surgery import cut, prove
 from subprune.errors import BudgetError
 from subprune.program.record import as_inputs, record
 from subprune.structure import CostModel, analyse, find_groups

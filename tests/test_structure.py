@@ -13,8 +13,8 @@ import zoo_odd as odd
 from torch import Tensor, nn
 from zoo import ZOO, run
 
-from subprune.cut.masking import mask
-from subprune.cut.surgery import cut, prove
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import cut, prove
 from subprune.errors import DataError, StructureError
 from subprune.program.record import as_inputs, record
 from subprune.structure import Structure, find_groups, labels

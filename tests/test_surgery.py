@@ -13,9 +13,9 @@ import zoo_attention as attn
 from torch import Tensor, nn
 from zoo import ZOO, clone, flops, gap, run, some_units
 
-from subprune.cut.attention import NarrowMultiheadAttention
-from subprune.cut.masking import keep_mask, mask
-from subprune.cut.surgery import cut, cut_in_place, prove
+from subprune.cutting.attention import NarrowMultiheadAttention
+from subprune.cutting.masking import keep_mask, mask
+from subprune.cutting.surgery import cut, cut_in_place, prove
 from subprune.errors import BudgetError, StructureError
 from subprune.program.record import as_inputs
 from subprune.structure import CostModel, Structure, find_groups, predict

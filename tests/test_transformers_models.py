@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from zoo import clone, flops, gap, randomise, run, some_units
 
-from subprune.cut.masking import mask
-from subprune.cut.surgery import prove
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import prove
 from subprune.program.record import as_inputs
 from subprune.structure import CostModel, find_groups
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.cut.masking import mask
-from subprune.cut.surgery import cut
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import cut
 from subprune.data.batches import batches
 from subprune.fit.solver import solve
 from subprune.statistics.calibration import Calibration

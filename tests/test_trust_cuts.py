@@ -24,11 +24,11 @@ from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 import subprune
 from subprune import api, forecast, inspect, prune
 from subprune.budget.goal import Rounding
-from subprune.cut import check, surgery, twin
-from subprune.cut.check import check_groups
-from subprune.cut.masking import mask
-from subprune.cut.surgery import attempt, cut
-from subprune.cut.twin import TOLERANCE, match
+from subprune.cutting import check, surgery, twin
+from subprune.cutting.check import check_groups
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import attempt, cut
+from subprune.cutting.twin import TOLERANCE, match
 from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, StructureError
 from subprune.loop.walk import Walk

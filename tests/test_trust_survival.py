@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from zoo import ZOO, gap, run
 
 import subprune
-from subprune.cut.surgery import duplicate
+from subprune.cutting.surgery import duplicate
 from subprune.data.batches import batches
 from subprune.errors import SubpruneError
 from subprune.guarantees import guarantees

@@ -16,9 +16,9 @@ from torch import nn
 
 from subprune.budget.demand import LATENCY_STEPS, Demand
 from subprune.budget.goal import Counts, Goal, amount
-from subprune.cut.masking import keep_mask
-from subprune.cut.surgery import cut_in_place, duplicate
-from subprune.cut.twin import first_line
+from subprune.cutting.masking import keep_mask
+from subprune.cutting.surgery import cut_in_place, duplicate
+from subprune.cutting.twin import first_line
 from subprune.errors import BudgetError
 from subprune.measure.figures import Latency, side_by_side
 from subprune.messages import Message

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from subprune.budget.explicit import explicit, fraction
 from subprune.budget.goal import Rounding
-from subprune.cut.surgery import duplicate
+from subprune.cutting.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
 from subprune.errors import closest
 from subprune.guarantees import bounds

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from subprune.cut.surgery import duplicate
+from subprune.cutting.surgery import duplicate
 from subprune.data.batches import examples
 from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of

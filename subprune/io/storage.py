@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from subprune.cut.masking import keep_mask
-from subprune.cut.surgery import cut_in_place, duplicate
+from subprune.cutting.masking import keep_mask
+from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.data.batches import examples
 from subprune.errors import DataError, SubpruneError
 from subprune.io.files import write_atomic

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import keep_mask, overrides, zero
+from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.fit.fit import Tensors
 from subprune.program import parallel
 from subprune.statistics.batchnorm import stored_norms

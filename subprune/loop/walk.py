@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from subprune.cut.masking import keep_mask, overrides
+from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work
 from subprune.loop.recipe import Recipe

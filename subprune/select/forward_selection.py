@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from subprune.cut.masking import keep_mask, overrides, zero
+from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.program.ops import argument, replaced
 from subprune.program.program import Op, Override, Program
 from subprune.select.scores import label_loss

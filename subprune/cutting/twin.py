@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from subprune.cut.masking import Masked
+from subprune.cutting.masking import Masked
 from subprune.errors import StructureError
 from subprune.program.borrow import borrowed, follow
 from subprune.program.program import Inputs, Program, call, flat_tensors

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subprune.cut.attributes import sync_attributes, sync_modules
-from subprune.cut.masking import Keep, keep_mask, mask
-from subprune.cut.twin import TOLERANCE, Few, Match, first_line, match
+from subprune.cutting.attributes import sync_attributes, sync_modules
+from subprune.cutting.masking import Keep, keep_mask, mask
+from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
 from subprune.program.program import Inputs, Program
@@ -172,7 +172,7 @@ def attempt(
 
     `program` is the record for inputs of another shape than the structure's own; `wide` compares in
     float64 in any case; with `share`, what is not cut stays the given model's (for a copy that is
-    thrown away again); `few` gives inputs for closer looks, see `subprune.cut.twin.match`.
+    thrown away again); `few` gives inputs for closer looks, see `subprune.cutting.twin.match`.
     """
     twin = mask(model, structure, kept, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from subprune.cut.attention import NarrowMultiheadAttention
-from subprune.cut.masking import Keep
+from subprune.cutting.attention import NarrowMultiheadAttention
+from subprune.cutting.masking import Keep
 from subprune.program.program import Program
 from subprune.structure import Group
 

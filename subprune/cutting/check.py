@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from subprune.cut.masking import keep_mask
-from subprune.cut.surgery import attempt, cut_in_place, duplicate
-from subprune.cut.twin import TOLERANCE, Few, first_line
+from subprune.cutting.masking import keep_mask
+from subprune.cutting.surgery import attempt, cut_in_place, duplicate
+from subprune.cutting.twin import TOLERANCE, Few, first_line
 from subprune.data.batches import Batch, first_samples
 from subprune.program.program import Inputs, Program
 from subprune.program.record import record
