@@ -12,13 +12,13 @@ help:
 	@echo "make test   lint, type check and all tests"
 	@echo "make quick  lint and the fast tests, under a minute"
 	@echo "make docs   build the documentation to build/site, warnings as errors"
-	@echo "make package  wheel and sdist, installed and tried in a clean environment"
+	@echo "make package  wheels and sdists, installed and tried in a clean environment"
 	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); up to two hours"
 	@echo "make setup  only create .venv and install"
 
 setup: $(STAMP)
 
-# The demo needs the package alone; tests, docs and packaging need everything.
+# The demo needs the library alone; tests, docs and packaging need everything, the paper's evaluation included.
 $(BASE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
@@ -26,8 +26,8 @@ $(BASE): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $(BASE)
 
-$(STAMP): $(BASE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+$(STAMP): $(BASE) paper/pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './paper[full,ray]'
 	@touch $(STAMP)
 
 demo: $(BASE)

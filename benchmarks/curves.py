@@ -1,10 +1,12 @@
 """Accuracy curves of ResNet56 against the same number of plain evaluations of the whole model.
 
-    python benchmarks/curves.py --data-dir DATA --weights resnet56-cifar10.safetensors [--images 10000] [--every 1]
+    python benchmarks/curves.py --data-dir DATA --weights resnet56-cifar10.safetensors [--images
+    10000] [--every 1]
 
-Prints seconds for the curves (22 fractions per layer, only what lies after the layer rerun, on values kept from
-one dense pass), seconds for one plain evaluation times the number of (layer, fraction) pairs, and the ratio, all
-from one run. `--images` and `--every` (only every n-th layer) make it shorter; what was left out is printed.
+Prints seconds for the curves (22 fractions per layer, only what lies after the layer rerun, on
+values kept from one dense pass), seconds for one plain evaluation times the number of (layer,
+fraction) pairs, and the ratio, all from one run. `--images` and `--every` (only every n-th layer)
+make it shorter; what was left out is printed.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from pathlib import Path
 
 import torch
 
-from subprune.budget import FRACTIONS, accuracy_curves
-from subprune.calibrate import Calibration
-from subprune.data import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
-from subprune.measure import accuracy
+from subprune.budget.accuracy import FRACTIONS, accuracy_curves
+from subprune.data.batches import batches
+from subprune.loop.looks import curves
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import in_order
+from subprune.measure.figures import accuracy
 from subprune.methods import find_method
-from subprune.ranking import curves, in_order
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 
 def main() -> None:
@@ -38,9 +44,12 @@ def main() -> None:
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(42))
     chosen = order[512 : 512 + options.images]
     calibration = Calibration.of(model, batches(train.inputs(order[:512]), model))
-    verify = calibration.on(batches((train.inputs(chosen), train.labels[chosen].long()), model, None))
+    verify = calibration.on(
+        batches((train.inputs(chosen), train.labels[chosen].long()), model, None)
+    )
     groups = in_order(calibration.structure.inner())
-    method = find_method("layer-in-change")
+    row = find_method("layer-in-change")
+    recipe = Recipe(row.target, row.selector, row.fit.plain(), row.name)
     picked = groups[options.every // 2 :: options.every]
     times = []  # first, while the process is as any other
     for _ in range(3):
@@ -48,16 +57,22 @@ def main() -> None:
         accuracy(model, verify.batches)
         times.append(time.perf_counter() - started)
     started = time.perf_counter()
-    curves(calibration, picked, method)
-    ranking = time.perf_counter() - started  # done by the curves too, and not part of evaluating them
+    setting = Setting(calibration, tuple(picked))
+    curves(setting, recipe)
+    # done by the curves too, and not part of evaluating them
+    ranking = time.perf_counter() - started
     started = time.perf_counter()
-    accuracy_curves(calibration, verify, picked, method)
+    accuracy_curves(setting, recipe, verify)
     ours = time.perf_counter() - started - ranking
     pairs = len(picked) * (len(FRACTIONS) - 1)
     plain = min(times) * pairs
-    print(f"{len(picked)} of {len(groups)} layers, {options.images} images, {torch.get_num_threads()} threads")
+    print(
+        f"{len(picked)} of {len(groups)} layers, {options.images} images, {torch.get_num_threads()} threads"
+    )
     print(f"ranking and statistics: {ranking:.1f} s (not counted)")
-    print(f"curves: {ours:.1f} s; {pairs} plain evaluations: {plain:.1f} s; ratio {ours / plain:.3f}")
+    print(
+        f"curves: {ours:.1f} s; {pairs} plain evaluations: {plain:.1f} s; ratio {ours / plain:.3f}"
+    )
 
 
 if __name__ == "__main__":

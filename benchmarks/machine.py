@@ -47,8 +47,14 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def describe() -> dict[str, Any]:
     """For the record."""
-    names = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    memory = [int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in _lines("/proc/cpuinfo")
+        if line.startswith("model name")
+    ]
+    memory = [
+        int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")
+    ]
     return {
         "processor": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
@@ -76,12 +82,13 @@ class Peak:
 
 @contextlib.contextmanager
 def peak_memory(interval: float = 0.005) -> Iterator[Peak]:
-    """Watch the most memory of the process' own inside the block, by looking every few milliseconds.
+    """Watch the most memory of the process' own inside the block, by looking every few
+    milliseconds.
 
     Looking costs time: work that is watched is not timed.
 
-    Pages of program files, which come in when code runs for the first time, do not count. Linux only; elsewhere the
-    result is 0.
+    Pages of program files, which come in when code runs for the first time, do not count. Linux
+    only; elsewhere the result is 0.
     """
     found, done, before = Peak(), threading.Event(), _own_memory()
 
@@ -100,7 +107,11 @@ def peak_memory(interval: float = 0.005) -> Iterator[Peak]:
 
 
 def _own_memory() -> int:
-    found = [int(line.split()[1]) * 1024 for line in _lines("/proc/self/status") if line.startswith("RssAnon")]
+    found = [
+        int(line.split()[1]) * 1024
+        for line in _lines("/proc/self/status")
+        if line.startswith("RssAnon")
+    ]
     return found[0] if found else 0
 
 

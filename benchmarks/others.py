@@ -1,4 +1,6 @@
-"""Torch-Pruning on the same network at the same number of parameters: time, and accuracy before fine-tuning."""
+"""Torch-Pruning on the same network at the same number of parameters: time, and accuracy before
+fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ from torch import nn
 from workloads import IMAGES, Place, _paper_layers
 
 import subprune
-from subprune.batchnorm import recalibrate
-from subprune.data import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.training import count_correct
-from subprune.measure import count_parameters
+from subprune.data.batches import batches
+from subprune.measure.figures import count_parameters
+from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
 
-PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}  # what the committed rows named "default" were made with
+# what the committed rows named "default" were made with
+PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}
 
 
 def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
@@ -37,16 +40,28 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
     for name, options in {
         "subprune, default": {},
         "subprune, plain fit and knapsack": PLAIN,
-        "subprune, plain fit and knapsack, BatchNorm re-estimated": {**PLAIN, "batchnorm": "recalibrate"},
-        "subprune, layer-weight-norm without reweighting": {"method": "layer-weight-norm", "reweight": False},
+        "subprune, plain fit and knapsack, BatchNorm re-estimated": {
+            **PLAIN,
+            "batchnorm": "recalibrate",
+        },
+        "subprune, layer-weight-norm without reweighting": {
+            "method": "layer-weight-norm",
+            "fit": "keep",
+        },
         "subprune, layer-weight-norm without reweighting, BatchNorm re-estimated": {
             "method": "layer-weight-norm",
-            "reweight": False,
+            "fit": "keep",
             "batchnorm": "recalibrate",
         },
     }.items():
         run = lambda options=options: subprune.prune(  # noqa: E731
-            model, images, compression=compression, only=only, progress=False, time_calls=False, **options
+            model,
+            images,
+            compression=compression,
+            only=only,
+            progress=False,
+            time_calls=False,
+            **options,
         )
         seconds, result = timed(run)
         found.append(_row(name, seconds, result.model, test, size))
@@ -56,7 +71,11 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         seconds, small = timed(lambda cut=cut, ratio=ratio: cut(ratio))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
         anew, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
-        found.append(_row(f"Torch-Pruning, {name}, BatchNorm re-estimated", seconds + anew, small, test, size))
+        found.append(
+            _row(
+                f"Torch-Pruning, {name}, BatchNorm re-estimated", seconds + anew, small, test, size
+            )
+        )
     return found
 
 
@@ -71,13 +90,22 @@ def _row(name: str, seconds: float, model: nn.Module, test: Any, size: int) -> d
 
 
 def _torch_pruning(
-    model: nn.Module, only: list[str], importance: str, images: torch.Tensor, labels: torch.Tensor, ratio: float
+    model: nn.Module,
+    only: list[str],
+    importance: str,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    ratio: float,
 ) -> nn.Module:
     """A copy pruned globally at this ratio of channels."""
     import torch_pruning
 
     small = copy.deepcopy(model).eval()
-    ignored = [m for n, m in small.named_modules() if isinstance(m, nn.Conv2d | nn.Linear) and n not in only]
+    ignored = [
+        m
+        for n, m in small.named_modules()
+        if isinstance(m, nn.Conv2d | nn.Linear) and n not in only
+    ]
     rule = getattr(torch_pruning.importance, importance)()
     pruner = torch_pruning.pruner.BasePruner(
         small, images[:1], rule, global_pruning=True, pruning_ratio=ratio, ignored_layers=ignored

@@ -1,9 +1,10 @@
-"""The paper's own way to select, written plainly: projections of activations (Proposition 3.2; channels: section 4).
+"""The paper's own way to select, written plainly: projections of activations (Proposition 3.2;
+channels: section 4).
 
-The residuals of all columns given the units chosen so far are kept. For every candidate its residual columns are made
-orthonormal, all residual columns are projected onto them, and the gain is the energy of what those projections send
-into the next layer. The best one is added and projected out. Nothing is summed up beforehand: every gain costs a
-pass over all rows. Float64, no cleverness.
+The residuals of all columns given the units chosen so far are kept. For every candidate its
+residual columns are made orthonormal, all residual columns are projected onto them, and the gain is
+the energy of what those projections send into the next layer. The best one is added and projected
+out. Nothing is summed up beforehand: every gain costs a pass over all rows. Float64, no cleverness.
 """
 
 from __future__ import annotations

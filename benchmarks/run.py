@@ -1,10 +1,11 @@
 """All benchmarks: one table, one picture, and a record with the machine that made them.
 
-    make bench DATA=... MODELS=...
-    python benchmarks/run.py [--data-dir DATA] [--models-dir MODELS] [--only PART] [--output benchmarks/results]
+    make bench DATA=... MODELS=... python benchmarks/run.py [--data-dir DATA] [--models-dir MODELS]
+    [--only PART] [--output benchmarks/results]
 
-Every workload runs in a process of its own. The limit of a workload is the work that cannot be avoided (see
-docs/speed.md), divided by this machine's rate of matrix products, measured in the same process just before and after.
+Every workload runs in a process of its own. The limit of a workload is the work that cannot be
+avoided (see docs/speed.md), divided by this machine's rate of matrix products, measured in the same
+process just before and after.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent / "docs"
-AUTHORS = {  # lowest and highest seconds of the authors' public code on 2 cores, for a layer of the same shape
+# lowest and highest seconds of the authors' public code on 2 cores, for a layer of the same shape
+AUTHORS = {
     "resnet56 layer1.4.conv1": (318, 318),
     "resnet56 layer2.4.conv1": (750, 800),
     "resnet56 layer3.4.conv1": (800, 1250),
@@ -69,7 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir")
     parser.add_argument("--models-dir")
-    parser.add_argument("--only", action="append", help="parts whose names begin so; the others keep what they have")
+    parser.add_argument(
+        "--only", action="append", help="parts whose names begin so; the others keep what they have"
+    )
     parser.add_argument("--output", type=Path, default=HERE / "results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -97,13 +101,20 @@ def _in_a_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
         command += [flag, str(value)] if value else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise SystemExit(f"the benchmark {name!r} failed with code {done.returncode}; its message is above")
+        raise SystemExit(
+            f"the benchmark {name!r} failed with code {done.returncode}; its message is above"
+        )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def report(found: dict[str, Any], output: Path) -> None:
     """The tables as text and Markdown, and the picture."""
-    text = [f"# Measured speed\n\n{_machine(found)}\n", _main_table(found), _plain_table(found), _others_table(found)]
+    text = [
+        f"# Measured speed\n\n{_machine(found)}\n",
+        _main_table(found),
+        _plain_table(found),
+        _others_table(found),
+    ]
     (output / "table.md").write_text("\n".join(t for t in text if t))
     print("\n".join(t for t in text if t))
     if output == HERE / "results":
@@ -115,7 +126,9 @@ def report(found: dict[str, Any], output: Path) -> None:
         if output == HERE / "results":
             plot(found["scaling"]["scaling"], DOCS / "speed-scaling.png")
         for name, series in found["scaling"]["scaling"].items():
-            print(f"{name}: slope {series['slope']:.2f} (larger half {series['slope_of_large']:.2f})")
+            print(
+                f"{name}: slope {series['slope']:.2f} (larger half {series['slope_of_large']:.2f})"
+            )
 
 
 def _into_docs(tables: str, machine: str) -> None:
@@ -164,9 +177,15 @@ def _plain_table(found: dict[str, Any]) -> str:
     for name, row in found.items():
         if "plain_seconds" not in row:
             continue
-        steps = "" if row["plain_steps"] == row["units"] else f" (from {row['plain_steps']} of {row['units']} steps)"
+        steps = (
+            ""
+            if row["plain_steps"] == row["units"]
+            else f" (from {row['plain_steps']} of {row['units']} steps)"
+        )
         same = (
-            f"first {row['plain_steps']}" if row["same_units"] else f"no, gains differ by {row['first_difference']:.1e}"
+            f"first {row['plain_steps']}"
+            if row["same_units"]
+            else f"no, gains differ by {row['first_difference']:.1e}"
         )
         low, high = AUTHORS[name]
         theirs = f"{low}–{high} s" if low != high else f"{low} s"
@@ -188,7 +207,10 @@ def _others_table(found: dict[str, Any]) -> str:
         "| method | seconds | top-1 | compression |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {r['method']} | {r['seconds']:.1f} | {r['top1']:.2f} | {r['compression']:.3f} |" for r in rows]
+    lines += [
+        f"| {r['method']} | {r['seconds']:.1f} | {r['top1']:.2f} | {r['compression']:.3f} |"
+        for r in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -12,10 +12,11 @@ from machine import timed
 from workloads import RESIDUAL, Place, synthetic
 
 import subprune
-from subprune.experiments.models import build
-from subprune.greedy import greedy
-from subprune.shifts import shifted_products
-from subprune.statistics import Consumer, ConsumerStatistics, Convolution
+from subprune.select.greedy import greedy
+from subprune.statistics.patches import Convolution
+from subprune.statistics.shifts import shifted_products
+from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
+from subprune.zoo.models import build
 
 REPEATS = 3
 
@@ -31,7 +32,9 @@ def by_columns() -> list[tuple[int, float]]:
     found = []
     for d in (256, 512, 1024, 2048, 4096):
         statistics = synthetic(d, d // 8)
-        found.append((d, best(lambda s=statistics, d=d: greedy([s], d), 1 if d > 2000 else REPEATS)))
+        found.append(
+            (d, best(lambda s=statistics, d=d: greedy([s], d), 1 if d > 2000 else REPEATS))
+        )
     return found
 
 
@@ -42,7 +45,7 @@ def by_rows() -> list[tuple[int, float]]:
         x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
 
         def work(x: torch.Tensor = x) -> None:
-            ConsumerStatistics(Consumer(torch.arange(512), 512), symmetric=True).update(x)
+            ConsumerStatistics(ColumnMap(torch.arange(512), 512), symmetric=True).update(x)
 
         found.append((rows, best(work)))
     return found
@@ -59,18 +62,20 @@ def by_images() -> list[tuple[int, float]]:
 
 
 def by_depth(place: Place, images: int = 64) -> list[tuple[int, float]]:
-    """Whole `prune` calls of ResNet20 … 110 with AsymInChange, half the channels, against pruned layers."""
+    """Whole `prune` calls of ResNet20 … 110 with AsymInChange, half the channels, against pruned
+    layers.
+    """
     data = place.images("cifar10", "train", images)
     found = []
     for depth in (20, 32, 44, 56, 110):
         torch.manual_seed(0)
         model = build(f"resnet{depth}").eval()
 
-        def work(model: torch.nn.Module = model, dry_run: bool = False) -> Any:
-            options: Any = {"time_calls": False, "progress": False, "dry_run": dry_run}
-            return subprune.prune(model, data, keep=0.5, only=RESIDUAL, **options)
+        def work(call: Any = subprune.prune, model: torch.nn.Module = model) -> Any:
+            quiet: Any = {"time_calls": False, "progress": False}
+            return call(model, data, keep=0.5, only=RESIDUAL, **quiet)
 
-        found.append((len(work(dry_run=True).counts), best(work, 1)))
+        found.append((len(work(subprune.forecast).counts), best(work, 1)))
     return found
 
 
@@ -78,7 +83,9 @@ def slope(points: Sequence[tuple[int, float]]) -> float:
     """Of a straight line through the logarithms."""
     xs, ys = ([math.log(p[i]) for p in points] for i in (0, 1))
     mx, my = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum(
+        (x - mx) ** 2 for x in xs
+    )
 
 
 SERIES: dict[str, tuple[str, Callable[[Place], list[tuple[int, float]]]]] = {
@@ -94,7 +101,12 @@ def measure_all(place: Place) -> dict[str, Any]:
     for name, (axis, work) in SERIES.items():
         points = work(place)
         tail = points[len(points) // 2 - 1 :]  # the small ones show overhead, not growth
-        found[name] = {"axis": axis, "points": points, "slope": slope(points), "slope_of_large": slope(tail)}
+        found[name] = {
+            "axis": axis,
+            "points": points,
+            "slope": slope(points),
+            "slope_of_large": slope(tail),
+        }
     return found
 
 
@@ -104,7 +116,9 @@ def plot(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(found), figsize=(4 * len(found), 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(found), figsize=(4 * len(found), 3.6), layout="constrained"
+    )
     for axis, (name, series) in zip(axes, found.items(), strict=True):
         xs, ys = zip(*series["points"], strict=True)
         axis.loglog(xs, ys, "o-", color="#1f6f8b")

@@ -1,4 +1,5 @@
-"""Time and memory of structure discovery, each case in a fresh process: ``python benchmarks/structure.py``.
+"""Time and memory of structure discovery, each case in a fresh process: ``python
+benchmarks/structure.py``.
 
 The LLaMA-7B-shaped model lives on the meta device: no weight of it is ever in memory.
 """
@@ -21,7 +22,7 @@ def build(case: str) -> tuple[Any, Any]:
     import torch
 
     if case == "resnet56":
-        from subprune.experiments.models import build as build_model
+        from subprune.zoo.models import build as build_model
 
         return build_model("resnet56"), torch.randn(2, 3, 32, 32)
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -54,14 +55,21 @@ def measure(case: str) -> dict[str, Any]:
         structure = find_groups(model, example)
         seconds.append(time.perf_counter() - start)
     return {
-        "case": case, "imports": imports, "first": seconds[0], "second": seconds[1], "extra_gb": peak() - before,
-        "groups": len(structure), "operations": len(structure.program.ops),
-    }  # fmt: skip
+        "case": case,
+        "imports": imports,
+        "first": seconds[0],
+        "second": seconds[1],
+        "extra_gb": peak() - before,
+        "groups": len(structure),
+        "operations": len(structure.program.ops),
+    }
 
 
 def run(case: str) -> dict[str, Any]:
     """`measure` in a fresh process."""
-    done = subprocess.run([sys.executable, __file__, case], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, case], check=True, capture_output=True, text=True
+    )
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 

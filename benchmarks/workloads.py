@@ -1,4 +1,6 @@
-"""The workloads, each measured in a process of its own: seconds, the limit in this machine's own rate, peak memory."""
+"""The workloads, each measured in a process of its own: seconds, the limit in this machine's own
+rate, peak memory.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,24 @@ from plain import select
 from torch import Tensor, nn
 
 import subprune
-from subprune.calibrate import Calibration, group_statistics, reader
-from subprune.data import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights
-from subprune.greedy import greedy
-from subprune.patches import conv_rows
-from subprune.ranking import in_order
-from subprune.statistics import ConsumerStatistics, Statistics
+from subprune.data.batches import batches
+from subprune.loop.tour import in_order
+from subprune.select.greedy import greedy
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import column_map
+from subprune.statistics.patches import conv_rows
+from subprune.statistics.place import Place as Stand
+from subprune.statistics.statistics import ConsumerStatistics, Statistics
+from subprune.statistics.targets import Layer
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
 
 IMAGES = 512
-RESIDUAL = "layer*.conv1"  # what the paper prunes in a ResNet: the first layers of residual branches
+# what the paper prunes in a ResNet: the first layers of residual branches
+RESIDUAL = "layer*.conv1"
 
 
 @dataclass
@@ -69,16 +76,18 @@ class Place:
         return model
 
 
-# ---- limits -----------------------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 
 def layer_operations(group: Group, calibration: Calibration) -> tuple[float, float, float]:
-    """Operations for G (half of it, by symmetry), for C, and for eliminating all units, of a group's consumers."""
+    """Operations for G (half of it, by symmetry), for C, and for eliminating all units, of a
+    group's consumers.
+    """
     program = calibration.structure.program
     gram = cross = elimination = 0.0
     count = sum(b.size for b in calibration.batches)
     for consumer in group.reweightable:
-        how = reader(consumer, program, consumer.name)
+        how = column_map(consumer, program, consumer.name)
         op = program.ops[consumer.use.op]
         out = program.values[op.outs[0]].shape
         positions = 1 if how.conv is None else int(torch.tensor(out[2:]).prod())
@@ -90,13 +99,18 @@ def layer_operations(group: Group, calibration: Calibration) -> tuple[float, flo
     return gram, cross, elimination
 
 
-def prune_limit(calibration: Calibration, groups: list[Group], counts: dict[str, int], curves: bool) -> Measured:
+def prune_limit(
+    calibration: Calibration, groups: list[Group], counts: dict[str, int], curves: bool
+) -> Measured:
     """What pruning with statistics cannot do without.
 
-    One pass of the dense and one of the pruned network, G and C of every layer, and the elimination. Rules that look
-    at error curves take one more dense pass with G of every layer, and one more elimination.
+    One pass of the dense and one of the pruned network, G and C of every layer, and the
+    elimination. Rules that look at error curves take one more dense pass with G of every layer, and
+    one more elimination.
     """
-    gram, cross, elimination = (sum(x) for x in zip(*(layer_operations(g, calibration) for g in groups), strict=True))
+    gram, cross, elimination = (
+        sum(x) for x in zip(*(layer_operations(g, calibration) for g in groups), strict=True)
+    )
     cost = CostModel(calibration.model, calibration.structure)
     images = sum(b.size for b in calibration.batches)
     full = {g.name: g.n_units for g in groups}
@@ -106,7 +120,7 @@ def prune_limit(calibration: Calibration, groups: list[Group], counts: dict[str,
     return Measured(0.0, dense * times + small + gram * times + cross, elimination * times)
 
 
-# ---- pruning whole networks -------------------------------------------------------------------------
+# ---- pruning whole networks ----------------------------------------------------------------------
 
 
 def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Measured:
@@ -134,18 +148,24 @@ def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Meas
 
 
 def _paper_layers(name: str, model: nn.Module) -> list[str]:
-    """What the paper prunes: first layers of residual branches; all but the last features layer and the classifier."""
+    """What the paper prunes: first layers of residual branches; all but the last features layer and
+    the classifier.
+    """
     if name.startswith("resnet"):
-        return fnmatch.filter(dict(model.named_modules()), RESIDUAL)  # by name, as Torch-Pruning needs them
+        # by name, as Torch-Pruning needs them
+        return fnmatch.filter(dict(model.named_modules()), RESIDUAL)
     layers = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     return [n for n in layers[:-1] if n != "features.25"]
 
 
 def _allowance(calibration: Calibration, groups: list[Group]) -> int:
-    """3·d² float64 of the widest layer, and the calibration images' values: what the dense and the pruned run hold
-    where that is most, and the one being computed."""
+    """3·d² float64 of the widest layer, and the calibration images' values: what the dense and the
+    pruned run hold where that is most, and the one being computed.
+    """
     program = calibration.structure.program
-    widest = max(len(reader(c, program, "").column_units()[0]) for g in groups for c in g.reweightable)
+    widest = max(
+        len(column_map(c, program, "").column_units()[0]) for g in groups for c in g.reweightable
+    )
     share = sum(b.size for b in calibration.batches) / calibration.batches[0].size
     largest = max(_bytes(program, v) for op in program.ops for v in op.outs)
     return int(3 * widest**2 * 8 + share * (2 * max(_alive(program)) + largest))
@@ -159,12 +179,14 @@ def _alive(program: Any) -> list[int]:
     """Bytes of computed values that some later operation still reads, after every operation."""
     found = []
     for op in program.ops:
-        live = [v for o in program.ops[: op.index + 1] for v in o.outs if program.last_use(v) > op.index]
+        live = [
+            v for o in program.ops[: op.index + 1] for v in o.outs if program.last_use(v) > op.index
+        ]
         found.append(sum(_bytes(program, v) for v in live))
     return found
 
 
-# ---- one layer: from data, against the plain formulas ------------------------------------------------
+# ---- one layer: from data, against the plain formulas --------------------------------------------
 
 
 def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measured:
@@ -178,7 +200,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
     count = n if steps is None else steps
 
     def ours() -> Any:
-        return greedy([s.whole() for s in group_statistics(group, "layer", run, run)[0]], n)
+        return greedy(Layer().gather(Stand(group=group, current=run, dense=run)).statistics, n)
 
     ours()  # warm
     seconds, order = timed(ours)
@@ -209,7 +231,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
 def _activations(group: Group, run: Any) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns, as the paper has them."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     index = consumer.use.op
     inputs = torch.cat([run.argument(index, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
@@ -223,7 +245,7 @@ def _gap(order: Any, slow: Any, n: int) -> float:
     return abs(float(order.gains[at]) - slow.gains[at]) / max(slow.gains[at], 1e-300)
 
 
-# ---- a transformer's feed-forward layer ---------------------------------------------------------------
+# ---- a transformer's feed-forward layer ----------------------------------------------------------
 
 
 def feed_forward(d: int = 11008, m: int = 4096, share: float = 0.5) -> Measured:
@@ -254,32 +276,36 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
     return Statistics(gram, cross, energy, 4 * d, zeros(d).double(), zeros(m).double(), units)
 
 
-# ---- rows against columns -----------------------------------------------------------------------------
+# ---- rows against columns ------------------------------------------------------------------------
 
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics import Consumer
+    from subprune.statistics.statistics import ColumnMap
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)
 
     def work() -> Any:
-        gather = ConsumerStatistics(Consumer(torch.arange(d), m), symmetric=True)
+        gather = ConsumerStatistics(ColumnMap(torch.arange(d), m), symmetric=True)
         gather.update(x)
         return greedy(gather.result(w), d, d // 2)
 
     seconds, _ = timed(work)
     rank, left = min(rows, d // 2), d - min(rows, d // 2)
     double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
-    return Measured(seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank})
+    return Measured(
+        seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank}
+    )
 
 
 WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
     "resnet56, equal fractions": lambda p, r: prune_network(
         "resnet56", p, r, compression=2, allocate="uniform", time_calls=False
     ),
-    "resnet56, default": lambda p, r: prune_network("resnet56", p, r, compression=2, time_calls=False),
+    "resnet56, default": lambda p, r: prune_network(
+        "resnet56", p, r, compression=2, time_calls=False
+    ),
     "vgg11, equal fractions": lambda p, r: prune_network(
         "vgg11", p, r, compression=2, allocate="uniform", time_calls=False
     ),

@@ -14,11 +14,20 @@ from pathlib import Path
 import torch
 
 import subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--window-size=1000,965")  # fmt: skip
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1000,965",
+)
 
 
 def main() -> None:
@@ -34,7 +43,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = result.report.save_html(Path(folder) / "report.html")
         profile = f"--user-data-dir={folder}/profile"
-        subprocess.run([browser, *FLAGS, profile, f"--screenshot={target}", page.as_uri()], check=True, timeout=120)
+        subprocess.run(
+            [browser, *FLAGS, profile, f"--screenshot={target}", page.as_uri()],
+            check=True,
+            timeout=120,
+        )
 
 
 if __name__ == "__main__":

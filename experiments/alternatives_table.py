@@ -1,9 +1,11 @@
-"""LeNet on MNIST: other ways to choose units beside ours, same data, same budgets rule, with and without reweighting.
+"""LeNet on MNIST: other ways to choose units beside ours, same data, same budgets rule, with and
+without reweighting.
 
     python experiments/alternatives_table.py [--readme README.md]
 
-Writes experiments/results/alternatives/table.md; with --readme the table between the markers in that file is
-replaced. 512 images by seed from the shipped training sample, top-1 on the 10,000 test images, no fine-tuning.
+Writes experiments/results/alternatives/table.md; with --readme the table between the markers in
+that file is replaced. 512 images by seed from the shipped training sample, top-1 on the 10,000 test
+images, no fine-tuning.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from statistics import mean
 import torch
 
 import subprune
-from subprune.experiments.datasets import calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.training import count_correct
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.models import shipped_lenet
 
 METHODS = {
     "asym-in-change": "greedy on the input change (default)",
@@ -48,11 +50,12 @@ def measure(seeds: tuple[int, ...]) -> dict[tuple[str, bool, int], float]:
                         method=method,
                         compression=c,
                         allocate="uniform",
-                        reweight=reweight,
-                        ridge=0,
+                        fit="least-squares" if reweight else "keep",
                         seed=seed,
                     ).model
-                    found.setdefault((method, reweight, c), []).append(100 * count_correct(small, test) / len(test))
+                    found.setdefault((method, reweight, c), []).append(
+                        100 * count_correct(small, test) / len(test)
+                    )
     return {key: mean(values) for key, values in found.items()}
 
 

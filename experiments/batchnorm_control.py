@@ -2,8 +2,8 @@
 
     python experiments/batchnorm_control.py --data-dir DATA --models-dir MODELS
 
-Writes experiments/results/batchnorm-control.csv: top-1 of the dense ResNet56 and VGG11 as they are, and with the
-statistics of 512 training images, augmented as in the grids or plain.
+Writes experiments/results/batchnorm-control.csv: top-1 of the dense ResNet56 and VGG11 as they are,
+and with the statistics of 512 training images, augmented as in the grids or plain.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import argparse
 import copy
 from pathlib import Path
 
-from subprune.batchnorm import recalibrate
-from subprune.data import batches
-from subprune.experiments.datasets import calibration_batches, load
-from subprune.experiments.models import build, load_weights
-from subprune.experiments.tables import write_csv
-from subprune.experiments.training import count_correct
+from subprune.data.batches import batches
+from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
+from subprune_paper.augmentation import augment
+from subprune_paper.tables import write_csv
 
 SEED = 42
 OUTPUT = Path(__file__).resolve().parent / "results" / "batchnorm-control.csv"
@@ -37,10 +39,13 @@ def main() -> None:
         for statistics in ("of training", "512 augmented images", "512 plain images"):
             model = copy.deepcopy(dense)
             if statistics != "of training":
-                data = calibration_batches(train, 512, SEED, augmented="augmented" in statistics)
+                change = augment if "augmented" in statistics else None
+                data = calibration_batches(train, 512, SEED, augment=change)
                 recalibrate(model, batches(data, model, None))
             top1 = 100 * count_correct(model, test) / len(test)
-            rows.append({"model": name, "statistics": statistics, "seed": SEED, "top1": round(top1, 2)})
+            rows.append(
+                {"model": name, "statistics": statistics, "seed": SEED, "top1": round(top1, 2)}
+            )
             print(*rows[-1].values(), flush=True)
     write_csv(rows, OUTPUT)
 

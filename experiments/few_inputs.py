@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 HERE = Path(__file__).parent
 ROWS = HERE / "results" / "few-inputs" / "rows.csv"
@@ -36,7 +36,7 @@ MEAN = torch.tensor([123.68, 116.779, 103.939]).view(3, 1, 1)
 Row = dict[str, Any]
 
 
-# ---- ResNet50 ---------------------------------------------------------------------------------------
+# ---- ResNet50 ------------------------------------------------------------------------------------
 
 
 class Bottleneck(nn.Module):
@@ -45,9 +45,18 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * width
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width, 1e-3)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width, 1e-3)
-        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs, 1e-3)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(inputs, width, 1, stride, bias=False),
+            nn.BatchNorm2d(width, 1e-3),
+        )
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width, 1e-3),
+        )
+        self.conv3, self.bn3 = (
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs, 1e-3),
+        )
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -89,7 +98,9 @@ def resnet50(weights: Path) -> nn.Module:
     missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing or unexpected:
-        raise SystemExit(f"{weights} does not fit ResNet50: missing {missing[:3]}, unknown {unexpected[:3]}")
+        raise SystemExit(
+            f"{weights} does not fit ResNet50: missing {missing[:3]}, unknown {unexpected[:3]}"
+        )
     return model.eval().to(memory_format=torch.channels_last)
 
 
@@ -101,7 +112,9 @@ def picture(path: Path) -> Tensor:
     with Image.open(path) as image:
         rgb = image.convert("RGB")
         scale = 256 / min(rgb.size)
-        rgb = rgb.resize((round(rgb.width * scale), round(rgb.height * scale)), Image.Resampling.BILINEAR)
+        rgb = rgb.resize(
+            (round(rgb.width * scale), round(rgb.height * scale)), Image.Resampling.BILINEAR
+        )
         left, top = (rgb.width - 224) // 2, (rgb.height - 224) // 2
         pixels = np.array(rgb.crop((left, top, left + 224, top + 224)))
     return torch.from_numpy(pixels).permute(2, 0, 1).float() - MEAN
@@ -109,7 +122,9 @@ def picture(path: Path) -> Tensor:
 
 def calibration_images(folder: Path, count: int, seed: int) -> Tensor:
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".jpeg", ".jpg", ".png"))
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[
+        :count
+    ].tolist()
     return torch.stack([picture(files[i]) for i in order])
 
 
@@ -117,13 +132,18 @@ def validation_images(folder: Path, count: int) -> Iterator[tuple[Tensor, Tensor
     """Batches of 50 with labels: the first image of every class, then the second, …"""
     classes = sorted((p for p in folder.iterdir() if p.is_dir()), key=lambda p: int(p.name))
     files = [sorted(c.iterdir()) for c in classes]
-    chosen = [(own[i], int(c.name)) for i in range(5) for c, own in zip(classes, files, strict=True) if i < len(own)]
+    chosen = [
+        (own[i], int(c.name))
+        for i in range(5)
+        for c, own in zip(classes, files, strict=True)
+        if i < len(own)
+    ]
     for start in range(0, min(count, len(chosen)), 50):
         part = chosen[start : min(start + 50, count)]
         yield torch.stack([picture(p) for p, _ in part]), torch.tensor([label for _, label in part])
 
 
-# ---- measuring --------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -144,7 +164,9 @@ def measured(
     """One row for each way of fitting."""
     for fit, options in FITS.items():
         started = time.perf_counter()
-        result = subprune.prune(model, x, compression=c, n_samples=None, seed=seed, time_calls=False, **options)
+        result = subprune.prune(
+            model, x, compression=c, n_samples=None, seed=seed, time_calls=False, **options
+        )
         seconds = time.perf_counter() - started
         after = answers(result.model, unseen)
         report = result.report
@@ -188,7 +210,7 @@ def resnet50_rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from measured("ResNet50, ImageNet", model, x, 1.5, unseen, labels, before, 0)
 
 
-# ---- files ------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def store(rows: Iterator[Row]) -> None:
@@ -214,9 +236,20 @@ def table() -> str:
         rows = list(csv.DictReader(file))
     cells: dict[tuple[str, str, int, str], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row["network"], row["compression"], int(row["images"]), row["fit"]), []).append(row)
-    head = ["network", "images", "fit", "accuracy, unseen (dense)", "agreement, unseen", "reported", "on fitted inputs",
-            "largest growth of weights", "seeds"]  # fmt: skip
+        cells.setdefault(
+            (row["network"], row["compression"], int(row["images"]), row["fit"]), []
+        ).append(row)
+    head = [
+        "network",
+        "images",
+        "fit",
+        "accuracy, unseen (dense)",
+        "agreement, unseen",
+        "reported",
+        "on fitted inputs",
+        "largest growth of weights",
+        "seeds",
+    ]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for (network, c, count, fit), own in sorted(cells.items()):
 
@@ -250,7 +283,9 @@ def write_page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--resnet50", type=Path, help="safetensors file with the weights")
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--validation", type=Path)

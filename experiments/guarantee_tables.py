@@ -1,9 +1,11 @@
 """Guarantee tables for LeNet, ResNet56 and VGG11 beside the paper's two.
 
-    python experiments/guarantee_tables.py --data-dir DATA --models-dir MODELS --output experiments/results/guarantees
+    python experiments/guarantee_tables.py --data-dir DATA --models-dir MODELS --output
+    experiments/results/guarantees
 
-The paper's tables give rank(A) / (2 · columns), or 1 at full rank, for 512 training images. That number depends
-on how the rank is counted and on how the images went through the network, so each layer has it four times:
+The paper's tables give rank(A) / (2 · columns), or 1 at full rank, for 512 training images. That
+number depends on how the rank is counted and on how the images went through the network, so each
+layer has it four times:
 
 * ``exact``: this package's rank in float64 (columns scaled to unit energy, tolerance 1e-10), network in eval mode;
 * ``float32 rule``: singular values above max(rows, columns) · 2⁻²³ times the largest, PyTorch's default for float32
@@ -12,7 +14,8 @@ on how the rank is counted and on how the images went through the network, so ea
   augmented CIFAR-10 images, as the authors' code makes them;
 * ``paper``: what the paper prints.
 
-Writes ranks.csv, bounds.csv and table.md; --models runs some networks only and keeps the rows of the others. With
+Writes ranks.csv, bounds.csv and table.md; --models runs some networks only and keeps the rows of
+the others. With
 --spot-check it writes only spot_check.csv: for three layers of ResNet56, the rank that ``torch.linalg.matrix_rank``
 itself finds in the float32 matrix, beside that of the rule.
 """
@@ -33,11 +36,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import build, load_weights, shipped_lenet
 from subprune.guarantees import Guarantees, guarantees
-from subprune.patches import Convolution, conv_rows, random_rows
+from subprune.statistics.patches import Convolution, conv_rows, random_rows
 from subprune.structure import find_groups
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import build, shipped_lenet
+from subprune.zoo.weights import load_weights
+from subprune_paper.augmentation import augment
 
 PAPER = Path(__file__).parent / "data" / "paper_gamma_tables.csv"
 MODELS = ("lenet", "resnet56", "vgg11")
@@ -82,7 +87,9 @@ class Gram:
 @contextmanager
 def watched(model: nn.Module, grams: dict[str, Gram]) -> Iterator[None]:
     handles = [
-        model.get_submodule(name).register_forward_pre_hook(lambda _, args, gram=gram: gram.add(args[0]))
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, gram=gram: gram.add(args[0])
+        )
         for name, gram in grams.items()
     ]
     try:
@@ -93,7 +100,12 @@ def watched(model: nn.Module, grams: dict[str, Gram]) -> Iterator[None]:
 
 
 def float32_ranks(
-    model: nn.Module, data: list[tuple[Tensor, Tensor]], readers: dict[str, str], patches: str, train: bool, seed: int
+    model: nn.Module,
+    data: list[tuple[Tensor, Tensor]],
+    readers: dict[str, str],
+    patches: str,
+    train: bool,
+    seed: int,
 ) -> dict[str, tuple[int, float, int]]:
     """For each pruned layer, by its reader: rank, ratio, and rows."""
     model = copy.deepcopy(model).double().train(train)
@@ -103,10 +115,15 @@ def float32_ranks(
     with torch.no_grad(), watched(model, grams):
         for x, _ in data:
             model(x.double())
-    return {layer: (*grams[reader].float32_ratio(), grams[reader].rows) for layer, reader in readers.items()}
+    return {
+        layer: (*grams[reader].float32_ratio(), grams[reader].rows)
+        for layer, reader in readers.items()
+    }
 
 
-def spot_check(model: nn.Module, data: list[tuple[Tensor, Tensor]], readers: dict[str, str]) -> list[dict[str, Any]]:
+def spot_check(
+    model: nn.Module, data: list[tuple[Tensor, Tensor]], readers: dict[str, str]
+) -> list[dict[str, Any]]:
     """PyTorch's own float32 rank beside the rule, for one layer of each stage."""
     found = []
     for layer in SPOTS:
@@ -122,7 +139,9 @@ def spot_check(model: nn.Module, data: list[tuple[Tensor, Tensor]], readers: dic
         for x in seen:
             gram.add(x.double())
         direct = int(torch.linalg.matrix_rank(rows))
-        found.append({"layer": layer, "rows": gram.rows, "direct": direct, "rule": gram.float32_ratio()[0]})
+        found.append(
+            {"layer": layer, "rows": gram.rows, "direct": direct, "rule": gram.float32_ratio()[0]}
+        )
     return found
 
 
@@ -145,10 +164,13 @@ def readers_of(model: nn.Module, example: Tensor) -> dict[str, str]:
     return {g.name: g.consumers[0].name for g in find_groups(model, example) if g.inner}
 
 
-def tables(name: str, model: nn.Module, images: Images, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def tables(
+    name: str, model: nn.Module, images: Images, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ranks.csv and of bounds.csv for one network."""
     plain = calibration_batches(images, SAMPLES, seed)
-    augmented = calibration_batches(images, SAMPLES, seed, augmented=name != "lenet")
+    change = None if name == "lenet" else augment
+    augmented = calibration_batches(images, SAMPLES, seed, augment=change)
     readers = readers_of(model, plain[0][0])
     paper, ranks, found = read_paper(), [], []
     for patches in PATCHES:
@@ -158,26 +180,52 @@ def tables(name: str, model: nn.Module, images: Images, seed: int) -> tuple[list
         for g in ours.groups:
             printed = paper.get((name, patches, g.name))
             way = theirs[g.name][1]
-            ranks.append({
-                "model": name, "patches": patches, "layer": g.name, "units": g.units, "zero_units": g.zero_units,
-                "rows": rule[g.name][2], "columns": g.columns, "rank": g.rank, "exact": round(g.possible, 4),
-                "float32_rank": rule[g.name][0], "float32_rule": round(rule[g.name][1], 4),
-                "papers_way_rank": theirs[g.name][0], "papers_way": round(way, 4), "paper": printed,
-                "difference": None if printed is None else round(way - printed, 4),
-            })  # fmt: skip
+            ranks.append(
+                {
+                    "model": name,
+                    "patches": patches,
+                    "layer": g.name,
+                    "units": g.units,
+                    "zero_units": g.zero_units,
+                    "rows": rule[g.name][2],
+                    "columns": g.columns,
+                    "rank": g.rank,
+                    "exact": round(g.possible, 4),
+                    "float32_rank": rule[g.name][0],
+                    "float32_rule": round(rule[g.name][1], 4),
+                    "papers_way_rank": theirs[g.name][0],
+                    "papers_way": round(way, 4),
+                    "paper": printed,
+                    "difference": None if printed is None else round(way - printed, 4),
+                }
+            )
         found += bound_rows(name, ours)
     return ranks, found
 
 
 def bound_rows(name: str, ours: Guarantees) -> list[dict[str, Any]]:
     return [
-        {"model": name, "patches": ours.patches, "layer": g.name, "units": g.units, "k_possible": g.k_possible,
-         "k_certified": g.k_certified, "gamma_global": g.gamma_global, "gamma": g.gamma, "gamma_seen": g.gamma_seen,
-         "alpha": g.alpha, "curvature": g.curvature, "k": b.k, "gamma_k": b.gamma, "error": b.error,
-         "error_bound": b.bound, "error_bound_sharper": b.tight}
+        {
+            "model": name,
+            "patches": ours.patches,
+            "layer": g.name,
+            "units": g.units,
+            "k_possible": g.k_possible,
+            "k_certified": g.k_certified,
+            "gamma_global": g.gamma_global,
+            "gamma": g.gamma,
+            "gamma_seen": g.gamma_seen,
+            "alpha": g.alpha,
+            "curvature": g.curvature,
+            "k": b.k,
+            "gamma_k": b.gamma,
+            "error": b.error,
+            "error_bound": b.bound,
+            "error_bound_sharper": b.tight,
+        }
         for g in ours.groups
         for b in g.budgets
-    ]  # fmt: skip
+    ]
 
 
 def markdown(ranks: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
@@ -185,17 +233,31 @@ def markdown(ranks: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
     lines = []
     for model, patches in dict.fromkeys((r["model"], r["patches"]) for r in ranks):
         lines += [f"## {model}, {patches} patches", ""]
-        lines += ["| layer | units (zero) | rows × columns | rank | exact | float32 rule | paper's way | paper | "
-                  "difference | k proven | λmin/λmax | γ ≥ | γ ≤ |", "|---" * 13 + "|"]  # fmt: skip
+        lines += [
+            "| layer | units (zero) | rows × columns | rank | exact | float32 rule | paper's way | paper | "
+            "difference | k proven | λmin/λmax | γ ≥ | γ ≤ |",
+            "|---" * 13 + "|",
+        ]
         for r in ranks:
             if (r["model"], r["patches"]) != (model, patches):
                 continue
             b = proven[model, patches, r["layer"]]
-            paper = ("–", "–") if r["paper"] is None else (f"{r['paper']:.2f}", f"{r['difference']:+.2f}")
-            cells = [r["layer"], f"{r['units']} ({r['zero_units']})", f"{r['rows']} × {r['columns']}", str(r["rank"]),
-                     *(f"{r[key]:.2f}" for key in ("exact", "float32_rule", "papers_way")), *paper,
-                     str(b["k_certified"]), *(f"{b[key]:.1e}" for key in ("gamma_global", "gamma")),
-                     f"{b['gamma_seen']:.2f}"]  # fmt: skip
+            paper = (
+                ("–", "–")
+                if r["paper"] is None
+                else (f"{r['paper']:.2f}", f"{r['difference']:+.2f}")
+            )
+            cells = [
+                r["layer"],
+                f"{r['units']} ({r['zero_units']})",
+                f"{r['rows']} × {r['columns']}",
+                str(r["rank"]),
+                *(f"{r[key]:.2f}" for key in ("exact", "float32_rule", "papers_way")),
+                *paper,
+                str(b["k_certified"]),
+                *(f"{b[key]:.1e}" for key in ("gamma_global", "gamma")),
+                f"{b['gamma_seen']:.2f}",
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -205,7 +267,11 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         model = f"{len(names)} cores of {names[0]}" if names else model
     version = f"Python {platform.python_version()}, torch {torch.__version__}"
     return f"{torch.get_num_threads()} thread(s), {model}, {version}"
@@ -239,23 +305,36 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()})
+            writer.writerow(
+                {key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()}
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", type=Path, required=True, help="folder with the full MNIST and CIFAR-10")
-    parser.add_argument("--models-dir", type=Path, required=True, help="folder with the CIFAR-10 networks")
+    parser.add_argument(
+        "--data-dir", type=Path, required=True, help="folder with the full MNIST and CIFAR-10"
+    )
+    parser.add_argument(
+        "--models-dir", type=Path, required=True, help="folder with the CIFAR-10 networks"
+    )
     parser.add_argument("--output", type=Path, default=Path("experiments/results/guarantees"))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--spot-check", action="store_true", help="only check the float32 rule against PyTorch")
+    parser.add_argument(
+        "--spot-check", action="store_true", help="only check the float32 rule against PyTorch"
+    )
     parser.add_argument("--seed", type=int, default=42)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     if options.spot_check:
         model = network("resnet56", options.models_dir)
-        data = calibration_batches(load("cifar10", "train", options.data_dir), SAMPLES, options.seed)
-        write_csv(options.output / "spot_check.csv", spot_check(model, data, readers_of(model, data[0][0])))
+        data = calibration_batches(
+            load("cifar10", "train", options.data_dir), SAMPLES, options.seed
+        )
+        write_csv(
+            options.output / "spot_check.csv",
+            spot_check(model, data, readers_of(model, data[0][0])),
+        )
         return
     ranks = other_rows(options.output / "ranks.csv", options.models)
     found = other_rows(options.output / "bounds.csv", options.models)

@@ -1,10 +1,12 @@
-"""A real language model with a share of its block parameters removed: perplexity for each budget rule.
+"""A real language model with a share of its block parameters removed: perplexity for each budget
+rule.
 
     python experiments/language_model.py FOLDER TEXT [--removed 0.2] [--allocate balanced …]
 
-FOLDER holds a LLaMA-type model that transformers can load, TEXT is WikiText-2's raw test file. Calibration:
-sequences drawn from the first 180,000 tokens; perplexity: consecutive windows, without overlap, from token
-180,000 on; no token is in both. Rows go to experiments/results/language-model/rows.csv.
+FOLDER holds a LLaMA-type model that transformers can load, TEXT is WikiText-2's raw test file.
+Calibration: sequences drawn from the first 180,000 tokens; perplexity: consecutive windows, without
+overlap, from token 180,000 on; no token is in both. Rows go to
+experiments/results/language-model/rows.csv.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def tokens(folder: Path, text: Path) -> Tensor:
     """The whole text as one row of token numbers."""
     from transformers import AutoTokenizer
 
-    ids: Tensor = AutoTokenizer.from_pretrained(folder)(text.read_text(), return_tensors="pt").input_ids[0]
+    ids: Tensor = AutoTokenizer.from_pretrained(folder)(
+        text.read_text(), return_tensors="pt"
+    ).input_ids[0]
     return ids
 
 
@@ -43,7 +47,9 @@ def calibration(ids: Tensor, count: int, length: int, seed: int) -> list[dict[st
 
 @torch.no_grad()
 def perplexity(model: nn.Module, ids: Tensor, windows: int, length: int) -> float:
-    """Over consecutive windows of the second part of the text; each window predicts all its tokens but the first."""
+    """Over consecutive windows of the second part of the text; each window predicts all its tokens
+    but the first.
+    """
     total = 0.0
     for i in range(windows):
         row = ids[SPLIT + i * length : SPLIT + (i + 1) * length][None]
@@ -55,7 +61,9 @@ def perplexity(model: nn.Module, ids: Tensor, windows: int, length: int) -> floa
 def main() -> None:
     from transformers import AutoModelForCausalLM
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--removed", type=float, default=0.2, help="share of the block parameters")
@@ -78,9 +86,15 @@ def main() -> None:
     for rule in args.allocate:
         started = time.perf_counter()
         result = subprune.prune(
-            model, data, params=float(size - args.removed * blocks), allocate=rule, only=args.only, n_samples=None,
-            seed=args.seed, time_calls=False,
-        )  # fmt: skip
+            model,
+            data,
+            params=float(size - args.removed * blocks),
+            allocate=rule,
+            only=args.only,
+            n_samples=None,
+            seed=args.seed,
+            time_calls=False,
+        )
         seconds = time.perf_counter() - started
         after = perplexity(result.model, ids, args.windows, args.context)
         least = min(result.plan.groups, key=lambda g: len(g.kept) / g.units)

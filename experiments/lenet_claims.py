@@ -1,12 +1,14 @@
-"""The paper's claims about LeNet, tested on our rows: who is ahead, and what reweighting and fine-tuning add."""
+"""The paper's claims about LeNet, tested on our rows: who is ahead, and what reweighting and
+fine-tuning add.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from statistics import mean, pstdev
 
-from subprune.experiments.store import Row
-from subprune.experiments.tables import LABELS, OURS, paper_rows
+from subprune_paper.store import Row
+from subprune_paper.tables import LABELS, OURS, paper_rows
 
 VALUES = (2, 4, 8, 16, 32)
 GREEDY_FS = ("layer-greedy-fs", "layer-greedy-fs-fd")
@@ -20,14 +22,19 @@ def by_seed(rows: Rows) -> Cells:
     found: Cells = defaultdict(dict)
     for row in rows:
         if row["status"] == "done" and row["method"] != "dense":
-            found[row["method"], row["reweight"], row["finetune"], row["value"]][row["seed"]] = row["top1"]
+            found[row["method"], row["reweight"], row["finetune"], row["value"]][row["seed"]] = row[
+                "top1"
+            ]
     return found
 
 
 def order_claim(rows: Rows) -> list[str]:
     """Asym ≥ Seq ≥ Layer on average, pair by pair over the same seeds."""
     cells = by_seed(rows)
-    lines = ["| pair | " + " | ".join(f"c = {c}" for c in VALUES) + " | mean |", "|---|" + "---|" * (len(VALUES) + 1)]
+    lines = [
+        "| pair | " + " | ".join(f"c = {c}" for c in VALUES) + " | mean |",
+        "|---|" + "---|" * (len(VALUES) + 1),
+    ]
     verdicts = []
     for first, second in ((OURS[0], OURS[1]), (OURS[1], OURS[2]), (OURS[0], OURS[2])):
         texts, means = [], []
@@ -36,7 +43,9 @@ def order_claim(rows: Rows) -> list[str]:
             gaps = [one[s] - two[s] for s in sorted(one.keys() & two.keys())]
             means.append(mean(gaps))
             texts.append(f"{mean(gaps):+.2f} ({sum(g > 0 for g in gaps)}/{len(gaps)})")
-        lines.append(f"| {LABELS[first]} − {LABELS[second]} | {' | '.join(texts)} | {mean(means):+.2f} |")
+        lines.append(
+            f"| {LABELS[first]} − {LABELS[second]} | {' | '.join(texts)} | {mean(means):+.2f} |"
+        )
         verdicts.append(
             f"{LABELS[first]} ≥ {LABELS[second]}: {'yes' if mean(means) >= 0 else 'no'} ({mean(means):+.2f})"
         )
@@ -45,8 +54,13 @@ def order_claim(rows: Rows) -> list[str]:
 
 
 def gains(cells: Cells, after: Setting, before: Setting) -> tuple[list[str], list[str]]:
-    """What the one setting (reweighting, fine-tuning) adds to the other, as a table; and the means below zero."""
-    lines = ["| method | " + " | ".join(f"c = {c}" for c in VALUES) + " |", "|---|" + "---|" * len(VALUES)]
+    """What the one setting (reweighting, fine-tuning) adds to the other, as a table; and the means
+    below zero.
+    """
+    lines = [
+        "| method | " + " | ".join(f"c = {c}" for c in VALUES) + " |",
+        "|---|" + "---|" * len(VALUES),
+    ]
     against = []
     for method, label in LABELS.items():
         texts = []
@@ -75,7 +89,9 @@ def paper_on_the_pair() -> str:
     """What the paper's own table says about reweighting and the greedy-fs pair."""
     numbers, texts = paper_rows(), []
     for method in GREEDY_FS:
-        gaps = [_paper(numbers, method, True, c) - _paper(numbers, method, False, c) for c in VALUES]
+        gaps = [
+            _paper(numbers, method, True, c) - _paper(numbers, method, False, c) for c in VALUES
+        ]
         texts.append(f"{LABELS[method]} {', '.join(f'{g:+.1f}' for g in gaps)}")
     return (
         "The paper says in its text that reweighting does not help this pair. Its own LeNet table says otherwise: "
@@ -84,7 +100,9 @@ def paper_on_the_pair() -> str:
     )
 
 
-def _paper(numbers: dict[tuple[str, str, bool, bool, float], dict[str, float]], m: str, rw: bool, c: int) -> float:
+def _paper(
+    numbers: dict[tuple[str, str, bool, bool, float], dict[str, float]], m: str, rw: bool, c: int
+) -> float:
     return numbers["lenet", m, rw, False, float(c)]["top1"]
 
 
@@ -94,7 +112,12 @@ def finetuning_claims(rows: Rows, tuned_dense: str) -> list[str]:
     lines = ["## Claim: fine-tuning with few images helps, with all of them far more", ""]
     for finetune, words in (("limited", "the same 512 images"), ("full", "all training images")):
         added, _ = gains(cells, (True, finetune), (True, "none"))
-        lines += [f"Points of top-1 that fine-tuning on {words} adds to reweighted networks:", "", *added, ""]
+        lines += [
+            f"Points of top-1 that fine-tuning on {words} adds to reweighted networks:",
+            "",
+            *added,
+            "",
+        ]
     lines += [
         "**With all images:** yes. **With the same 512:** where much is lost. At c = 2, and for most methods at c = 4, "
         "ten epochs on 512 images, with labels and the paper's recipe, take away more than they give. That is the "

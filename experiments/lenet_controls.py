@@ -1,4 +1,5 @@
-"""Controls behind docs/results-lenet.md: other budgets at c = 8 and 16, and the dense network fine-tuned on 512 images.
+"""Controls behind docs/results-lenet.md: other budgets at c = 8 and 16, and the dense network
+fine-tuned on 512 images.
 
     python experiments/lenet_controls.py --data-dir DATA
 
@@ -17,11 +18,12 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.tables import write_csv
-from subprune.experiments.training import count_correct, finetune_recipe, fit
-from subprune.measure import count_parameters
+from subprune.measure.figures import count_parameters
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import shipped_lenet
+from subprune_paper.tables import write_csv
+from subprune_paper.training import finetune_recipe, fit
 
 GROUPS = ("conv1", "conv2", "fc1", "fc2")
 PAPER = "the paper's convolutions"
@@ -30,7 +32,8 @@ BUDGETS = {
     "one channel more": ((2, 5, 49, 21), (2, 3, 38, 16)),
     PAPER: ((2, 6, 41, 22), (2, 4, 29, 17)),
 }
-"""By what they are, at c = 8 and 16; the last have the conv1-conv2 that the paper's speedups allow."""
+"""By what they are, at c = 8 and 16; the last have the conv1-conv2 that the paper's speedups allow.
+"""
 METHODS = ("asym-in-change", "seq-in-change", "layer-in-change")
 SEEDS = (42, 43, 44, 45, 46)
 OUTPUT = Path(__file__).resolve().parent / "results" / "lenet-controls.csv"
@@ -43,7 +46,13 @@ def measured(model: nn.Module, test: Images, **setting: Any) -> Row:
     """A row: the setting, and what the model reaches."""
     correct = count_correct(model, test)
     top1 = round(100 * correct / len(test), 2)
-    return {**setting, "parameters": count_parameters(model), "correct": correct, "images": len(test), "top1": top1}
+    return {
+        **setting,
+        "parameters": count_parameters(model),
+        "correct": correct,
+        "images": len(test),
+        "top1": top1,
+    }
 
 
 def other_budgets(dense: nn.Module, train: Images, test: Images, seed: int) -> Iterator[Row]:
@@ -54,9 +63,21 @@ def other_budgets(dense: nn.Module, train: Images, test: Images, seed: int) -> I
             budgets, kept = dict(zip(GROUPS, counts, strict=True)), "-".join(map(str, counts))
             for method, reweight in (*((m, True) for m in METHODS), ("layer-in-change", False)):
                 small = subprune.prune(
-                    dense, data, method=method, budgets=budgets, reweight=reweight, ridge=0, seed=seed, progress=False
+                    dense,
+                    data,
+                    method=method,
+                    budgets=budgets,
+                    fit="least-squares" if reweight else "keep",
+                    seed=seed,
+                    progress=False,
                 ).model
-                own = {"control": control, "method": method, "reweight": int(reweight), "seed": seed, "kept": kept}
+                own = {
+                    "control": control,
+                    "method": method,
+                    "reweight": int(reweight),
+                    "seed": seed,
+                    "kept": kept,
+                }
                 yield measured(small, test, **own, finetune="none")
                 if control == PAPER:
                     fit(small, train, finetune_recipe("lenet"), seed)
@@ -66,9 +87,16 @@ def other_budgets(dense: nn.Module, train: Images, test: Images, seed: int) -> I
 def tuned_dense(dense: nn.Module, train: Images, test: Images, seed: int) -> Row:
     """The network with nothing pruned, fine-tuned on the images that prune it."""
     model = copy.deepcopy(dense)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))  # as in a cell of the grid
+    # as in a cell of the grid
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     fit(model, train.subset(order[:512]), finetune_recipe("lenet"), seed)
-    own = {"control": "dense", "method": "dense", "reweight": 0, "seed": seed, "kept": "6-16-120-84"}
+    own = {
+        "control": "dense",
+        "method": "dense",
+        "reweight": 0,
+        "seed": seed,
+        "kept": "6-16-120-84",
+    }
     return measured(model, test, **own, finetune="limited")
 
 

@@ -1,4 +1,5 @@
-"""docs/results-lenet.md from the committed rows: the tables beside the paper's, its claims tested, the gaps explained.
+"""docs/results-lenet.md from the committed rows: the tables beside the paper's, its claims tested,
+the gaps explained.
 
 python experiments/lenet_findings.py
 """
@@ -14,8 +15,8 @@ from statistics import mean, pstdev
 
 from lenet_claims import VALUES, Rows, finetuning_claims, order_claim, reweighting_claim
 
-from subprune.experiments.config import read_config
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
+from subprune_paper.config import read_config
+from subprune_paper.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows
 
 HERE = Path(__file__).resolve().parent
 RESULTS, PAGE = HERE / "results", HERE.parent / "docs" / "results-lenet.md"
@@ -24,11 +25,16 @@ Found = dict[Group, list[Point]]
 
 def table(found: Found, reweight: bool, finetune: str) -> list[str]:
     """Mean ± deviation and the share of dense accuracy left, ours and the paper's."""
-    lines = ["| method | " + " | ".join(f"c = {c}" for c in VALUES) + " |", "|---|" + "---|" * len(VALUES)]
+    lines = [
+        "| method | " + " | ".join(f"c = {c}" for c in VALUES) + " |",
+        "|---|" + "---|" * len(VALUES),
+    ]
     for method, label in LABELS.items():
         own = {p.value: p for p in found.get((method, reweight, "keep", finetune), [])}
         if own:
-            lines.append(f"| {label} | " + " | ".join(_cell(own.get(float(c))) for c in VALUES) + " |")
+            lines.append(
+                f"| {label} | " + " | ".join(_cell(own.get(float(c))) for c in VALUES) + " |"
+            )
     return lines
 
 
@@ -52,14 +58,24 @@ def drops(found: Found) -> list[str]:
                     if p.difference is not None and p.difference < 0:
                         kind = "reweighted" if reweight else "not reweighted"
                         deviation = f"{p.difference:+.2f} ± {p.std:.2f} (std)"
-                        worse.append(f"{LABELS[method]}, {kind}{words}, c = {p.value:g}: {deviation}")
+                        worse.append(
+                            f"{LABELS[method]}, {kind}{words}, c = {p.value:g}: {deviation}"
+                        )
     if not worse:
-        return ["Every cell of the three variants keeps at least the paper's share of the dense accuracy."]
-    return ["Cells that keep less of the dense accuracy than in the paper, in points:", "", *(f"* {w}" for w in worse)]
+        return [
+            "Every cell of the three variants keeps at least the paper's share of the dense accuracy."
+        ]
+    return [
+        "Cells that keep less of the dense accuracy than in the paper, in points:",
+        "",
+        *(f"* {w}" for w in worse),
+    ]
 
 
 def controls(path: Path, dense: float) -> dict[str, str]:
-    """The tables of other budgets, and what fine-tuning the dense network gives, from `lenet_controls.py`."""
+    """The tables of other budgets, and what fine-tuning the dense network gives, from
+    `lenet_controls.py`.
+    """
     top1: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -68,7 +84,10 @@ def controls(path: Path, dense: float) -> dict[str, str]:
             own.setdefault((row["method"], row["reweight"]), []).append(float(row["top1"]))
     columns = [*((m, "1") for m in OURS), ("layer-in-change", "0")]
     names = [*(LABELS[m] for m in OURS), "LayerInChange, not reweighted"]
-    head = ["| units kept | parameters | " + " | ".join(names) + " |", "|---" * (2 + len(columns)) + "|"]
+    head = [
+        "| units kept | parameters | " + " | ".join(names) + " |",
+        "|---" * (2 + len(columns)) + "|",
+    ]
     tables = {}
     for finetune in ("none", "full"):
         lines = [
@@ -86,7 +105,9 @@ def _with_share(top1: list[float], dense: float) -> str:
 
 
 def budgets_cause(rows: Rows, other: Rows, tables: dict[str, str]) -> list[str]:
-    """The three variants with the paper's budgets and with equal fractions: units kept, and what is left."""
+    """The three variants with the paper's budgets and with equal fractions: units kept, and what is
+    left.
+    """
     lines = ["No fine-tuning:", "", *_both_budgets(rows, other, "none", (8, 16, 32)), ""]
     lines += ["Fine-tuned on all images:", "", *_both_budgets(rows, other, "full", VALUES), ""]
     return [*lines, CAUSE.format(**tables)]
@@ -95,7 +116,9 @@ def budgets_cause(rows: Rows, other: Rows, tables: dict[str, str]) -> list[str]:
 def _both_budgets(rows: Rows, other: Rows, finetune: str, values: Sequence[int]) -> list[str]:
     config = read_config("lenet-mnist")
     ours, equal, dense = points(config, rows), points(config, other), dense_top1(rows)
-    lines = ["| variant | c | equal accuracy | units kept | equal fractions | units kept | the paper's share |"]
+    lines = [
+        "| variant | c | equal accuracy | units kept | equal fractions | units kept | the paper's share |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
     for method in OURS:
         by_value = {p.value: p for p in ours[method, True, "keep", finetune]}
@@ -190,8 +213,12 @@ ones, and it is not chosen by its result."""
 
 def _kept(rows: Rows, method: str, value: float) -> str:
     """The most frequent budget, layer by layer."""
-    own = [row for row in rows if row["method"] == method and row["value"] == value and row["reweight"]]
-    counts = Counter(row["kept"] for row in own if row["finetune"] == "none" and row["status"] == "done")
+    own = [
+        row for row in rows if row["method"] == method and row["value"] == value and row["reweight"]
+    ]
+    counts = Counter(
+        row["kept"] for row in own if row["finetune"] == "none" and row["status"] == "done"
+    )
     return "-".join(str(k) for k in json.loads(counts.most_common(1)[0][0]).values())
 
 
@@ -204,7 +231,9 @@ def gaps(path: Path) -> list[str]:
 def text() -> str:
     """The whole page."""
     config = read_config("lenet-mnist")
-    rows, other = (read_rows(RESULTS / name / "cells.csv") for name in ("lenet-mnist", "lenet-equal-fractions"))
+    rows, other = (
+        read_rows(RESULTS / name / "cells.csv") for name in ("lenet-mnist", "lenet-equal-fractions")
+    )
     found, dense = points(config, rows), dense_top1(rows)
     tables = controls(RESULTS / "lenet-controls.csv", dense)
     seeds = sorted({r["seed"] for r in rows if r["method"] != "dense"})
@@ -213,19 +242,39 @@ def text() -> str:
         "",
         f"Made by `experiments/lenet_findings.py` from the committed rows; seeds {', '.join(map(str, seeds))}. Dense "
         f"top-1 {dense:.2f} here, {config.paper_dense} in the paper. Budgets as in the paper: equal accuracy on "
-        f"{config.verification:,} labelled training images for layerwise methods, their own for LayerSampling and the "
+        f"{config.verify_samples:,} labelled training images for layerwise methods, their own for LayerSampling and the "
         "global ones. In brackets: the paper's top-1, and the share of the dense accuracy that is left, ours less the "
         "paper's, in points (the paper counts its last batch as full, so its accuracies are about 1.1% too low). The "
         "rows and the report also hold c = 64 and 128.",
     ]
-    tuned = {"none": "no fine-tuning", "limited": "fine-tuned on the same images", "full": "fine-tuned on all images"}
+    tuned = {
+        "none": "no fine-tuning",
+        "limited": "fine-tuned on the same images",
+        "full": "fine-tuned on all images",
+    }
     for finetune, words in tuned.items():
         for reweight in (True, False):
             part = table(found, reweight, finetune)
             if len(part) > 2:
-                lines += ["", f"## {'With' if reweight else 'Without'} reweighting, {words}", "", *part]
-    lines += ["", "## Claim: AsymInChange ≥ SeqInChange ≥ LayerInChange on average", "", *order_claim(rows)]
-    lines += ["", "## Claim: reweighting helps all but the greedy-fs pair", "", "Points of top-1 it adds.", ""]
+                lines += [
+                    "",
+                    f"## {'With' if reweight else 'Without'} reweighting, {words}",
+                    "",
+                    *part,
+                ]
+    lines += [
+        "",
+        "## Claim: AsymInChange ≥ SeqInChange ≥ LayerInChange on average",
+        "",
+        *order_claim(rows),
+    ]
+    lines += [
+        "",
+        "## Claim: reweighting helps all but the greedy-fs pair",
+        "",
+        "Points of top-1 it adds.",
+        "",
+    ]
     lines += [*reweighting_claim(rows), "", *finetuning_claims(rows, tables["dense"])]
     lines += ["", "## Accuracy drops beside the paper's", "", *drops(found)]
     lines += ["", "### Why", "", *budgets_cause(rows, other, tables)]

@@ -1,12 +1,14 @@
-"""LayerWeightNorm and the greedy-fs pair behind the paper on LeNet: is it the budgets, or the network?
+"""LayerWeightNorm and the greedy-fs pair behind the paper on LeNet: is it the budgets, or the
+network?
 
     python experiments/lenet_gaps.py --data-dir DATA --models-dir MODELS \
         --cells experiments/results/lenet-mnist/cells.csv --output experiments/results/lenet-gaps.md
 
-Three tables. Budgets: the paper's speedups beside those of our budgets, and the widths of the convolutions that the
-paper's number allows. Networks: the same methods with the same budgets on the shipped LeNet and on others that differ
-from each other in the seed of their training alone; those are trained into MODELS unless they are there. Variants:
-other readings of the two methods on the shipped LeNet. No choice is made by any of these numbers.
+Three tables. Budgets: the paper's speedups beside those of our budgets, and the widths of the
+convolutions that the paper's number allows. Networks: the same methods with the same budgets on the
+shipped LeNet and on others that differ from each other in the seed of their training alone; those
+are trained into MODELS unless they are there. Variants: other readings of the two methods on the
+shipped LeNet. No choice is made by any of these numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.experiments.datasets import Images, calibration_batches, load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.tables import LABELS, paper_rows
-from subprune.experiments.training import count_correct, recipe, train
-from subprune.experiments.weights import load_weights, save_weights
-from subprune.greedy_fs import greedy_loss
-from subprune.registry import Ranker, Ranking
+from subprune.select.forward_selection import greedy_loss
+from subprune.select.selector import Ranking, View
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.models import LeNet, shipped_lenet
+from subprune.zoo.weights import load_weights, save_weights
+from subprune_paper.tables import LABELS, paper_rows
+from subprune_paper.training import recipe, train
 
 Widths = tuple[int, int, int, int]
 FULL: Widths = (6, 16, 120, 84)
@@ -38,7 +41,13 @@ GROUPS = ("conv1", "conv2", "fc1", "fc2")
 SEEDS = (42, 43, 44, 45, 46)
 VALUES = (2, 4, 8, 16, 32)
 PAPER_DENSE = 97.75
-COMPARED = ("layer-weight-norm", "layer-greedy-fs", "layer-greedy-fs-fd", "layer-in-change", "layer-act-grad")
+COMPARED = (
+    "layer-weight-norm",
+    "layer-greedy-fs",
+    "layer-greedy-fs-fd",
+    "layer-in-change",
+    "layer-act-grad",
+)
 # Budgets whose speedups are the paper's for these methods.
 RUNS: tuple[tuple[str, int, Widths], ...] = (
     ("layer-weight-norm", 8, (1, 5, 49, 21)),
@@ -52,23 +61,29 @@ RUNS: tuple[tuple[str, int, Widths], ...] = (
 VARIANTS: tuple[tuple[str, str, Widths], ...] = (
     ("layer-weight-norm", "ℓ1 norm of outgoing weights (paper, authors' code)", (6, 2, 24, 13)),
     ("incoming-weight-norm", "ℓ1 norm of incoming weights (Li et al.)", (6, 2, 24, 13)),
-    ("layer-greedy-fs", "greedy-fs, reweighted to the pruned network's values (authors' code)", (6, 5, 44, 29)),
+    (
+        "layer-greedy-fs",
+        "greedy-fs, reweighted to the pruned network's values (authors' code)",
+        (6, 5, 44, 29),
+    ),
     ("asymmetric-greedy-fs", "greedy-fs, reweighted to the dense network's values", (6, 5, 44, 29)),
     ("layer-greedy-fs", "greedy-fs, conv1 at one third", (2, 5, 45, 30)),
 )
 
 
 @subprune.method("incoming-weight-norm")
-def incoming(ranker: Ranker) -> Ranking:
+def incoming(view: View) -> Ranking:
     """Sum of |w| over the weights that make a unit; of the shipped LeNet only."""
-    weight = shipped_lenet()[0].get_submodule(ranker.group.name).get_parameter("weight").detach()
-    return Ranking(tuple(weight.abs().flatten(1).sum(1).argsort(descending=True, stable=True).tolist()))
+    weight = shipped_lenet()[0].get_submodule(view.group.name).get_parameter("weight").detach()
+    return Ranking(
+        tuple(weight.abs().flatten(1).sum(1).argsort(descending=True, stable=True).tolist())
+    )
 
 
-@subprune.method("asymmetric-greedy-fs", form="asymmetric", needs_labels=True)
-def asymmetric(ranker: Ranker) -> Ranking:
+@subprune.method("asymmetric-greedy-fs", target="asymmetric", labels=True)
+def asymmetric(view: View) -> Ranking:
     """Greedy on the loss, then reweighted to the dense network's values."""
-    return greedy_loss(ranker)
+    return greedy_loss(view)
 
 
 def params(k: Widths) -> int:
@@ -78,7 +93,9 @@ def params(k: Widths) -> int:
 
 
 def speedup(k: Widths) -> float:
-    """As the authors' code counts it: the output of a convolution as large as its input, padded or not."""
+    """As the authors' code counts it: the output of a convolution as large as its input, padded or
+    not.
+    """
     return _flops(FULL) / _flops(k)
 
 
@@ -88,7 +105,9 @@ def _flops(k: Widths) -> int:
 
 
 def allowed(ratio: int, printed: float) -> list[str]:
-    """Widths conv1-conv2 for which a budget that is used up, with both linear layers pruned, has that speedup."""
+    """Widths conv1-conv2 for which a budget that is used up, with both linear layers pruned, has
+    that speedup.
+    """
     limit = params(FULL) // ratio
     found = Counter(f"{k[0]}-{k[1]}" for k in _used_up(limit) if round(speedup(k), 1) == printed)
     return list(found)
@@ -108,7 +127,9 @@ def budgets_table(cells: Path) -> list[str]:
     """Speedups and widths, reweighted cells."""
     with cells.open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if r["reweight"] == "1" and r["finetune"] == "none"]
-    lines = ["| method | c | speedup here | units kept here | the paper's speedup | conv1-conv2 it allows |"]
+    lines = [
+        "| method | c | speedup here | units kept here | the paper's speedup | conv1-conv2 it allows |"
+    ]
     lines.append("|---|---|---|---|---|---|")
     for method in COMPARED:
         for c in VALUES:
@@ -118,12 +139,16 @@ def budgets_table(cells: Path) -> list[str]:
             often = "-".join(map(str, Counter(kept).most_common(1)[0][0]))
             ours = mean(speedup(k) for k in kept)
             widths = ", ".join(allowed(c, printed)) or "none"
-            lines.append(f"| {LABELS[method]} | {c} | {ours:.1f} | {often} | {printed} | {widths} |")
+            lines.append(
+                f"| {LABELS[method]} | {c} | {ours:.1f} | {often} | {printed} | {widths} |"
+            )
     return lines
 
 
 def networks(folder: Path, images: Images, count: int) -> Iterator[tuple[str, nn.Module]]:
-    """The shipped LeNet, then others: the paper's recipe with ten times the learning rate for a tenth of the epochs."""
+    """The shipped LeNet, then others: the paper's recipe with ten times the learning rate for a
+    tenth of the epochs.
+    """
     yield "shipped", shipped_lenet()[0]
     plan = dataclasses.replace(recipe("lenet"), epochs=20, learning_rate=1e-2)
     for seed in range(1, count + 1):
@@ -147,8 +172,13 @@ def networks_table(folder: Path, images: Images, test: Images, count: int) -> li
             texts.append(f"{mean(shares):.1f} ± {pstdev(shares):.1f}")
         lines.append(f"| {name} | {dense:.2f} | {' | '.join(texts)} |")
         print(lines[-1], flush=True)
-    paper = [paper_rows()["lenet", m, True, False, float(c)]["top1"] / PAPER_DENSE for m, c, _ in RUNS]
-    return [*lines, f"| the paper's | {PAPER_DENSE} | {' | '.join(f'{100 * p:.1f}' for p in paper)} |"]
+    paper = [
+        paper_rows()["lenet", m, True, False, float(c)]["top1"] / PAPER_DENSE for m, c, _ in RUNS
+    ]
+    return [
+        *lines,
+        f"| the paper's | {PAPER_DENSE} | {' | '.join(f'{100 * p:.1f}' for p in paper)} |",
+    ]
 
 
 def variants_table(images: Images, test: Images) -> list[str]:
@@ -156,25 +186,35 @@ def variants_table(images: Images, test: Images) -> list[str]:
     lines = ["| reading | units kept | top-1 |", "|---|---|---|"]
     for method, label, widths in VARIANTS:
         top1 = list(_top1(shipped_lenet()[0], method, widths, images, test))
-        lines.append(f"| {label} | {'-'.join(map(str, widths))} | {mean(top1):.1f} ± {pstdev(top1):.1f} |")
+        lines.append(
+            f"| {label} | {'-'.join(map(str, widths))} | {mean(top1):.1f} ± {pstdev(top1):.1f} |"
+        )
         print(lines[-1], flush=True)
     return lines
 
 
-def _top1(model: nn.Module, method: str, widths: Widths, images: Images, test: Images) -> Iterator[float]:
+def _top1(
+    model: nn.Module, method: str, widths: Widths, images: Images, test: Images
+) -> Iterator[float]:
     budgets = dict(zip(GROUPS, widths, strict=True))
     for seed in SEEDS:
         data = calibration_batches(images, 512, seed)
-        small = subprune.prune(model, data, method=method, budgets=budgets, seed=seed, ridge=0, progress=False).model
+        small = subprune.prune(
+            model, data, method=method, budgets=budgets, seed=seed, ridge=0, progress=False
+        ).model
         yield 100 * count_correct(small, test) / len(test)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data-dir", help="folder of the official MNIST files")
-    parser.add_argument("--models-dir", type=Path, required=True, help="folder of the trained networks")
+    parser.add_argument(
+        "--models-dir", type=Path, required=True, help="folder of the trained networks"
+    )
     parser.add_argument("--networks", type=int, default=3, help="how many besides the shipped one")
-    parser.add_argument("--cells", type=Path, required=True, help="rows exported by `subprune experiment export`")
+    parser.add_argument(
+        "--cells", type=Path, required=True, help="rows exported by `subprune experiment export`"
+    )
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)

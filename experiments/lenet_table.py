@@ -1,9 +1,12 @@
-"""LeNet on MNIST at c = 2 … 32, three variants, three label-free budget rules, five seeds, beside the paper.
+"""LeNet on MNIST at c = 2 … 32, three variants, three label-free budget rules, five seeds, beside
+the paper.
 
-    python experiments/lenet_table.py --output experiments/results/lenet [--paper paper_tables.csv] [--readme README.md]
+    python experiments/lenet_table.py --output experiments/results/lenet [--paper paper_tables.csv]
+    [--readme README.md]
 
-Writes one CSV row per run and a markdown table of means; with --readme the table between the markers in that
-file is replaced. 512 images are drawn from the shipped training sample by seed; top-1 on the 10,000 test images.
+Writes one CSV row per run and a markdown table of means; with --readme the table between the
+markers in that file is replaced. 512 images are drawn from the shipped training sample by seed;
+top-1 on the 10,000 test images.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ from statistics import mean, pstdev
 import torch
 
 import subprune
-from subprune.experiments.datasets import calibration_batches, load
-from subprune.experiments.models import shipped_lenet
-from subprune.experiments.training import count_correct
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.models import shipped_lenet
 
-METHODS = {"AsymInChange": "asym-in-change", "SeqInChange": "seq-in-change", "LayerInChange": "layer-in-change"}
+METHODS = {
+    "AsymInChange": "asym-in-change",
+    "SeqInChange": "seq-in-change",
+    "LayerInChange": "layer-in-change",
+}
 RATIOS = (2, 4, 8, 16, 32)
 SEEDS = (42, 43, 44, 45, 46)
 RULES = {"uniform": "equal fractions", "error": "error threshold", "knapsack": "knapsack"}
@@ -45,9 +52,18 @@ def run_all(seeds: tuple[int, ...]) -> tuple[float, list[dict[str, object]]]:
                     )
                     top1 = 100 * count_correct(result.model, test) / len(test)
                     kept = "-".join(map(str, result.plan.counts.values()))
-                    rows.append({"method": label, "rule": rule, "compression": c, "seed": seed, "top1": round(top1, 2),
-                                 "speedup": round(result.report.speedup, 2), "kept": kept,
-                                 "seconds": round(result.report.seconds, 2)})  # fmt: skip
+                    rows.append(
+                        {
+                            "method": label,
+                            "rule": rule,
+                            "compression": c,
+                            "seed": seed,
+                            "top1": round(top1, 2),
+                            "speedup": round(result.report.speedup, 2),
+                            "kept": kept,
+                            "seconds": round(result.report.seconds, 2),
+                        }
+                    )
     return dense, rows
 
 
@@ -56,7 +72,11 @@ def read_paper(path: Path) -> dict[tuple[str, int], float]:
     found = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["model"].lower() == "lenet" and row["reweighted"] in YES and row["finetuned"] not in YES:
+            if (
+                row["model"].lower() == "lenet"
+                and row["reweighted"] in YES
+                and row["finetuned"] not in YES
+            ):
                 found[row["method"], int(float(row["compression"]))] = float(row["top1"])
     return found
 
@@ -64,11 +84,17 @@ def read_paper(path: Path) -> dict[tuple[str, int], float]:
 YES = ("1", "True", "true", "yes", "✓")
 
 
-def markdown(dense: float, rows: list[dict[str, object]], paper: dict[tuple[str, int], float]) -> str:
-    """Mean top-1 and, in the last line of each variant, share of the dense accuracy kept, ours and the paper's."""
+def markdown(
+    dense: float, rows: list[dict[str, object]], paper: dict[tuple[str, int], float]
+) -> str:
+    """Mean top-1 and, in the last line of each variant, share of the dense accuracy kept, ours and
+    the paper's.
+    """
     cells: dict[tuple[str, str, int], list[float]] = defaultdict(list)
     for row in rows:
-        cells[str(row["method"]), str(row["rule"]), int(str(row["compression"]))].append(float(str(row["top1"])))
+        cells[str(row["method"]), str(row["rule"]), int(str(row["compression"]))].append(
+            float(str(row["top1"]))
+        )
     lines = [
         f"Dense: {dense:.2f} here, {PAPER_DENSE} in the paper. In brackets: share of the dense accuracy that is left.",
         "",
@@ -82,7 +108,11 @@ def markdown(dense: float, rows: list[dict[str, object]], paper: dict[tuple[str,
             lines.append(f"| {label} | {name} | " + " | ".join(texts) + " |")
         if paper:
             texts = [f"{paper[label, c]:.1f} ({paper[label, c] / PAPER_DENSE:.1%})" for c in RATIOS]
-            lines.append(f"| {label} | *the paper* (equal accuracy, needs labels) | " + " | ".join(texts) + " |")
+            lines.append(
+                f"| {label} | *the paper* (equal accuracy, needs labels) | "
+                + " | ".join(texts)
+                + " |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -112,7 +142,9 @@ def main() -> None:
     if options.readme:
         old = options.readme.read_text()
         start, end = "<!-- lenet table -->", "<!-- /lenet table -->"
-        options.readme.write_text(re.sub(f"{start}.*{end}", lambda _: f"{start}\n{text}{note}{end}", old, flags=re.S))
+        options.readme.write_text(
+            re.sub(f"{start}.*{end}", lambda _: f"{start}\n{text}{note}{end}", old, flags=re.S)
+        )
     print(text)
 
 

@@ -1,11 +1,12 @@
-"""Rows, report and page of one grid, from its store, or from its committed rows, to what is committed.
+"""Rows, report and page of one grid, from its store, or from its committed rows, to what is
+committed.
 
     subprune experiment run experiments/NAME.toml --models-dir MODELS --data-dir DATA --output OUT
     python experiments/results_page.py experiments/NAME.toml OUT --page docs/results-MODEL.md
     python experiments/results_page.py experiments/NAME.toml experiments/results/NAME/cells.csv
 
-Writes experiments/results/NAME/ (all rows, the summary, the report, figures) and, with --page, the tables into that
-page; what follows the mark "written by hand" in it stays.
+Writes experiments/results/NAME/ (all rows, the summary, the report, figures) and, with --page, the
+tables into that page; what follows the mark "written by hand" in it stays.
 """
 
 from __future__ import annotations
@@ -13,15 +14,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from subprune.experiments.config import Config, read_config
-from subprune.experiments.grid import cells_of
-from subprune.experiments.page import write_report
-from subprune.experiments.store import Row, Store
-from subprune.experiments.tables import LABELS, OURS, Group, Point, dense_top1, points, read_rows, write_rows
+from subprune_paper.config import Config, read_config
+from subprune_paper.grid import cells_of
+from subprune_paper.page import write_report
+from subprune_paper.store import Row, Store
+from subprune_paper.tables import (
+    LABELS,
+    OURS,
+    Group,
+    Point,
+    dense_top1,
+    points,
+    read_rows,
+    write_rows,
+)
 
 HERE = Path(__file__).resolve().parent
 Found = dict[Group, list[Point]]
-ANEW = {"recalibrate": "BatchNorm re-estimated at the end", "sequential": "BatchNorm re-estimated on the way"}
+ANEW = {
+    "recalibrate": "BatchNorm re-estimated at the end",
+    "sequential": "BatchNorm re-estimated on the way",
+}
 
 
 def cell(point: Point | None) -> str:
@@ -41,31 +54,55 @@ def table(config: Config, found: Found, reweight: bool, batchnorm: str, finetune
     for method in config.methods:
         own = {p.value: p for p in found.get((method, reweight, batchnorm, finetune), [])}
         if own:
-            lines.append(f"| {LABELS[method]} | " + " | ".join(cell(own.get(v)) for v in values) + " |")
+            lines.append(
+                f"| {LABELS[method]} | " + " | ".join(cell(own.get(v)) for v in values) + " |"
+            )
     if not lines:
         return []
     words = ["With reweighting" if reweight else "Without reweighting"]
     words += [ANEW[batchnorm]] if batchnorm != "keep" else []
-    words += [{"none": "no fine-tuning", "limited": "fine-tuned on the same images", "full": "fine-tuned"}[finetune]]
-    head = ["| method | " + " | ".join(f"c = {v:g}" for v in values) + " |", "|---" * (len(values) + 1) + "|"]
+    words += [
+        {
+            "none": "no fine-tuning",
+            "limited": "fine-tuned on the same images",
+            "full": "fine-tuned",
+        }[finetune]
+    ]
+    head = [
+        "| method | " + " | ".join(f"c = {v:g}" for v in values) + " |",
+        "|---" * (len(values) + 1) + "|",
+    ]
     return ["", f"## {', '.join(words)}", "", *head, *lines]
 
 
 def shortfalls(config: Config, found: Found) -> list[str]:
-    """Cells of the three variants that keep less than the paper's share with some BatchNorm, and all their results."""
+    """Cells of the three variants that keep less than the paper's share with some BatchNorm, and
+    all their results.
+    """
     lines = []
     for method in OURS:
         for reweight in config.reweight:
-            kinds = [{p.value: p for p in found.get((method, reweight, kind, "none"), [])} for kind in ("keep", *ANEW)]
+            kinds = [
+                {p.value: p for p in found.get((method, reweight, kind, "none"), [])}
+                for kind in ("keep", *ANEW)
+            ]
             for value in config.values:
                 own = [points_.get(value) for points_ in kinds]
-                if any(p is not None and p.difference is not None and p.difference < 0 for p in own):
+                if any(
+                    p is not None and p.difference is not None and p.difference < 0 for p in own
+                ):
                     head = f"{LABELS[method]} | {'yes' if reweight else 'no'} | {value:g}"
                     lines.append(f"| {head} | {' | '.join(map(cell, own))} |")
     if not lines:
-        return ["", "Every cell of the three variants keeps at least the paper's share of the dense accuracy."]
+        return [
+            "",
+            "Every cell of the three variants keeps at least the paper's share of the dense accuracy.",
+        ]
     titles = ["BatchNorm kept", *ANEW.values()]
-    head = ["| variant | reweighted | c | " + " | ".join(titles) + " |", "|---" * (3 + len(titles)) + "|"]
+    head = [
+        "| variant | reweighted | c | " + " | ".join(titles) + " |",
+        "|---" * (3 + len(titles)) + "|",
+    ]
     return ["", "## Where the three variants keep less than in the paper", "", *head, *lines]
 
 
@@ -119,7 +156,9 @@ def rows_of(config: Config, source: Path) -> list[Row]:
     if source.suffix == ".csv":
         return [row for row in read_rows(source) if row["key"] in set(keys)]
     if not (source / "results.sqlite").is_file():
-        raise SystemExit(f"{source} is neither a .csv file of rows nor a folder with results.sqlite.")
+        raise SystemExit(
+            f"{source} is neither a .csv file of rows nor a folder with results.sqlite."
+        )
     with Store(source / "results.sqlite") as store:
         return store.rows(keys)
 
@@ -128,16 +167,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("grid", help="TOML file, or the name of a shipped grid")
     parser.add_argument("source", type=Path, help="folder of the run, or a .csv file of its rows")
-    parser.add_argument("--page", type=Path, help="markdown page to write; what was written by hand there stays")
+    parser.add_argument(
+        "--page", type=Path, help="markdown page to write; what was written by hand there stays"
+    )
     options = parser.parse_args()
     config = read_config(options.grid)
-    rows, folder, file = rows_of(config, options.source), HERE / "results" / config.name, options.page
+    rows, folder, file = (
+        rows_of(config, options.source),
+        HERE / "results" / config.name,
+        options.page,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(rows, folder / "cells.csv")
     write_report(config, rows, folder)
     print(f"wrote {folder.name}/ from {len(rows)} rows")
     if file is not None:
-        _, mark, notes = file.read_text(encoding="utf-8").partition(MARK) if file.exists() else ("", "", "")
+        _, mark, notes = (
+            file.read_text(encoding="utf-8").partition(MARK) if file.exists() else ("", "", "")
+        )
         file.write_text(page(config, rows, mark + notes), encoding="utf-8")
         print(f"wrote {file.name}")
 

@@ -2,9 +2,10 @@
 
     python experiments/vgg11_redundancy.py
 
-The table of submodularity bounds gives rank / (2 · columns) of what the next layer reads (1 at full rank). If the
-missing rank is that of whole units, as it is in ResNet56 (docs/guarantees.md), the share of units that do anything is
-twice that number. Prints the widths that leaves, and the compression of the whole network.
+The table of submodularity bounds gives rank / (2 · columns) of what the next layer reads (1 at full
+rank). If the missing rank is that of whole units, as it is in ResNet56 (docs/guarantees.md), the
+share of units that do anything is twice that number. Prints the widths that leaves, and the
+compression of the whole network.
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ import itertools
 import math
 from pathlib import Path
 
-from subprune.experiments.models import build
-from subprune.measure import count_parameters
+from subprune.measure.figures import count_parameters
+from subprune.zoo.models import build
 
 TABLE = Path(__file__).resolve().parent / "data" / "paper_gamma_tables.csv"
 WIDTHS = {
-    "features.0": 64, "features.4": 128, "features.8": 256, "features.11": 256, "features.15": 512,
-    "features.18": 512, "features.22": 512, "features.25": 512, "classifier.0": 128, "classifier.3": 128,
-}  # fmt: skip
+    "features.0": 64,
+    "features.4": 128,
+    "features.8": 256,
+    "features.11": 256,
+    "features.15": 512,
+    "features.18": 512,
+    "features.22": 512,
+    "features.25": 512,
+    "classifier.0": 128,
+    "classifier.3": 128,
+}
 RANK_TEST = ("features.0",)
-"""Where our network, with all channels alive, has as low a value: the rank test's doing, so all units are counted."""
+"""Where our network, with all channels alive, has as low a value: the rank test's doing, so all
+units are counted.
+"""
 
 
 def parameters(widths: dict[str, int]) -> int:
@@ -37,7 +48,9 @@ def parameters(widths: dict[str, int]) -> int:
 def main() -> None:
     dense = parameters(WIDTHS)
     assert dense == count_parameters(build("vgg11"))
-    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+    ]
     for patches in ("all", "random"):
         widths = dict(WIDTHS)
         for model, kind, layer, value in csv.reader(lines):

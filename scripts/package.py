@@ -1,10 +1,12 @@
-"""Build sdist and wheel, install the wheel into a clean environment, and try it there.
+"""Build sdist and wheel of the library and of the paper's evaluation, install the wheels into a
+clean environment, and try them there.
 
     .venv/bin/python scripts/package.py [--folder build/package]
 
-The wheel is built from the sdist, so both are tested. It is installed with ``--no-deps``, and the packages it needs
-come from the environment this script runs in: installing torch anew would fetch gigabytes and might pick another
-build. What is declared in the wheel is compared with what is there instead.
+The wheels are built from the sdists, so both are tested. They are installed with ``--no-deps``, and
+the packages they need come from the environment this script runs in: installing torch anew would
+fetch gigabytes and might pick another build. What is declared in a wheel is compared with what is
+there instead.
 """
 
 from __future__ import annotations
@@ -21,15 +23,24 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = (
-    "py.typed", "report/page.css", "report/page.js", "assets/lenet-mnist.safetensors", "experiments/configs/",
-    "experiments/lenet_train.c",
-)  # fmt: skip
+# Folder of each distribution, and the files of its package that code alone does not bring along.
+PROJECTS = {
+    ROOT: (
+        "subprune",
+        ("py.typed", "report/page.css", "report/page.js", "zoo/assets/lenet-mnist.safetensors"),
+    ),
+    ROOT / "paper": (
+        "subprune_paper",
+        ("configs/smoke.toml", "lenet_train.c", "page.html", "paper_tables.csv"),
+    ),
+}
 TRY = """
 import pathlib, subprune
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
-assert "site-packages" in subprune.__file__, subprune.__file__
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
+import subprune_paper
+for package in (subprune, subprune_paper):
+    assert "site-packages" in package.__file__, package.__file__
 model, _ = shipped_lenet()
 result = subprune.prune(model, load("mnist-sample", "train").inputs()[:128], compression=4)
 subprune.save(result, "small.safetensors")
@@ -45,10 +56,11 @@ def main() -> None:
     folder = parser.parse_args().folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT)
-    wheel = next((folder / "dist").glob("*.whl"))
-    look_inside(wheel)
-    python = clean_environment(folder, wheel)
+    wheels = []
+    for project, (package, files) in PROJECTS.items():
+        wheels.append(built(project, folder / "dist" / package))
+        look_inside(wheels[-1], package, files)
+    python = clean_environment(folder, wheels)
     place = folder / "try"
     place.mkdir()
     run(python, "-c", TRY, cwd=place)
@@ -56,7 +68,9 @@ def main() -> None:
     run(command, "--version", cwd=place)
     run(command, "prune", "--model", "lenet-mnist", "--data", "mnist-sample", "--compression", "4",
         "--n-samples", "64", "--output", "out", cwd=place)  # fmt: skip
-    print(f"{wheel.name} and its sdist work in a clean environment")
+    run(command, "experiment", "run", "smoke", "--only", "method=dense", cwd=place)
+    names = " and ".join(wheel.name for wheel in wheels)
+    print(f"{names} and their sdists work in a clean environment")
 
 
 def run(*command: object, cwd: Path | None = None) -> None:
@@ -66,27 +80,41 @@ def run(*command: object, cwd: Path | None = None) -> None:
         sys.exit(f"error: {command[:4]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
 
 
-def look_inside(wheel: Path) -> None:
-    """The files that code alone does not bring along, and the declared requirements."""
+def built(project: Path, folder: Path) -> Path:
+    """The wheel of a distribution, made from its sdist."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project)
+    return next(folder.glob("*.whl"))
+
+
+def look_inside(wheel: Path, package: str, files: tuple[str, ...]) -> None:
+    """The wheel holds these files of its package, and nothing but the package."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for part in NEEDED:
-        if not any(n.startswith(f"subprune/{part}") for n in names):
-            sys.exit(f"error: {wheel.name} lacks subprune/{part}")
-    strangers = {n.split("/")[0] for n in names} - {"subprune"}
+    for file in files:
+        if f"{package}/{file}" not in names:
+            sys.exit(f"error: {wheel.name} lacks {package}/{file}")
+    strangers = {n.split("/")[0] for n in names} - {package}
     if any(not n.endswith(".dist-info") for n in strangers):
         sys.exit(f"error: {wheel.name} holds more than the package: {sorted(strangers)}")
 
 
-def clean_environment(folder: Path, wheel: Path) -> Path:
-    """A new environment with the wheel, which sees this environment's other packages but not its subprune."""
+def clean_environment(folder: Path, wheels: list[Path]) -> Path:
+    """A new environment with the wheels, which sees this environment's other packages but not its
+    copies of these.
+    """
     run(sys.executable, "-m", "venv", folder / "venv")
     python = folder / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *wheels)
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    found = Distribution.at(next(site.glob("subprune-*.dist-info")))
-    for line in found.requires or []:
+    for metadata in site.glob("subprune*.dist-info"):
+        check_requirements(Distribution.at(metadata))
+    return python
+
+
+def check_requirements(distribution: Distribution) -> None:
+    """What a wheel declares to need is here, in a version that it accepts."""
+    for line in distribution.requires or []:
         need = Requirement(line)
         if need.marker is None or need.marker.evaluate({"extra": ""}):
             try:
@@ -95,7 +123,6 @@ def clean_environment(folder: Path, wheel: Path) -> Path:
                 sys.exit(f"error: the wheel requires {line}, which is not installed here")
             if not need.specifier.contains(have, prereleases=True):
                 sys.exit(f"error: the wheel requires {line}, here is {have}")
-    return python
 
 
 if __name__ == "__main__":

@@ -2,17 +2,18 @@
 
 from typing import TYPE_CHECKING
 
-from subprune.api import prune
-from subprune.export import export
-from subprune.forecast import Forecast
-from subprune.masking import mask
-from subprune.methods import METHODS, Ranker, Ranking, method
+from subprune.api import forecast, prune
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import cut
+from subprune.inspection import Inspection, inspect
+from subprune.io.export import export
+from subprune.io.storage import load, save
+from subprune.methods import METHODS, Method, method
 from subprune.report import Report
+from subprune.report.forecast import Forecast
 from subprune.result import Result
-from subprune.storage import load, save
+from subprune.select.selector import Ranking, View
 from subprune.structure import find_groups
-from subprune.structure.inspect import Inspection, inspect
-from subprune.surgery import cut
 
 __version__ = "0.1.0"
 
@@ -20,13 +21,15 @@ __all__ = [
     "METHODS",
     "Forecast",
     "Inspection",
-    "Ranker",
+    "Method",
     "Ranking",
     "Report",
     "Result",
+    "View",
     "cut",
     "export",
     "find_groups",
+    "forecast",
     "inspect",
     "load",
     "mask",

@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from subprune.messages import KEYWORDS, Message, Spelling, spelled
 
 __all__ = ["BudgetError", "DataError", "OptionError", "StructureError", "SubpruneError", "closest"]
 
 
 class SubpruneError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package.
+
+    One that speaks of options is made from a `subprune.messages.Message`, which carries its parts;
+    ``str(error)`` spells the options as Python keywords.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options at issue with the values given; None where a value is not at issue."""
+        return self.message.options if isinstance(self.message, Message) else {}
+
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        """What the message is made of: values of options, and others such as ``"allowed"``."""
+        return self.message.parts if isinstance(self.message, Message) else {}
+
+    def spelled(self, spelling: Spelling = KEYWORDS) -> str:
+        """The message as a front end puts it."""
+        return str(spelled(self.message, spelling))
 
 
 class OptionError(SubpruneError, ValueError):

@@ -1,142 +1,332 @@
-"""All choices of one `prune` call, checked once."""
+"""All options of `subprune.prune` and `subprune.forecast`: declared and checked here, once."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from math import inf
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from subprune.batchnorm import BATCHNORM
-from subprune.budget.allocate import RULES
-from subprune.budget.target import amount
+from torch import nn
+
+from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
+from subprune.budget.demand import Allocator
+from subprune.budget.goal import Goal, amount
 from subprune.errors import BudgetError, OptionError, closest
-from subprune.fit import fold_count
-from subprune.methods import find_method
+from subprune.fit.fit import Fit
+from subprune.fit.fits import FITS, FitName
+from subprune.keywords import Option, check_kind, must_be, option, options_of
+from subprune.loop.recipe import Recipe
+from subprune.messages import KEYWORDS, Message, listed
+from subprune.methods import find_method, tuned
 from subprune.progress import Step
-from subprune.registry import PATCHES
-from subprune.structure.select import as_items
+from subprune.select.selector import Selector
+from subprune.select.selectors import SELECTORS, SelectorName
+from subprune.statistics.batchnorm import BatchNorm
+from subprune.statistics.targets import TARGETS, Patches, Target, TargetName
+from subprune.structure.choose import as_items
 
-__all__ = ["TARGETS", "Options", "PruneOptions", "named_options"]
+__all__ = ["GOALS", "OPTIONS", "Options"]
 
-TARGETS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
+GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
+"""What is asked for; a call gives exactly one of them."""
 
-
-class PruneOptions(TypedDict, total=False):
-    """The keywords of `subprune.prune`, for editors and type checkers."""
-
-    compression: float | None
-    speedup: float | None
-    params: str | float | None
-    flops: str | float | None
-    latency: str | float | None
-    keep: float | None
-    budgets: Mapping[str, int] | None
-    method: str
-    allocate: str | None
-    reweight: bool
-    ridge: float | None
-    folds: int | None
-    epsilon: float | None
-    patches: str
-    batchnorm: str
-    train_data: Any
-    verify_data: Any
-    cache: str | Path | None
-    round_to: int | None
-    only: Any
-    ignore: Any
-    n_samples: int | None
-    forward: Callable[[Any], Any] | None
-    seed: int
-    time_calls: bool | None
-    progress: bool | Callable[[Step], None] | None
+_GOAL = "Goal (exactly one)"
+_HOW = "How units are chosen and weights fitted"
+_WHERE = "Which groups"
+_DATA = "Data"
+_WORK = "The work itself"
 
 
-def named_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Unknown keywords are refused with the nearest known one, instead of Python's bare TypeError."""
-    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-
-    @functools.wraps(function)
-    def checked(*args: Any, **options: Any) -> Any:
-        if len(args) > 2:
-            raise OptionError(
-                f"{function.__name__} takes the model and the data, and everything else by name, such as "
-                f"compression=2; got {args[2]!r:.80} as a third"
-            )
-        for name in options:
-            if name not in known and name not in ("model", "data"):
-                raise OptionError(f"unknown option {name!r}: {closest(name, known)}allowed are {', '.join(known)}")
-        return function(*args, **options)
-
-    return checked
+def _amount(text: str) -> str | float:
+    """A number, or a share such as ``50%``."""
+    try:
+        return text if text.strip().endswith("%") else float(text)
+    except ValueError:
+        return text  # refused, with an explanation, where goals are checked
 
 
-@dataclass(frozen=True)
+def _budgets(texts: list[str]) -> dict[str, int]:
+    """``["conv1=3"]`` as ``{"conv1": 3}``."""
+    counts: dict[str, int] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        if not equals or not name or not number.isdigit() or len(number) > 12:
+            why = "{budgets:name} {got!r} must look like GROUP=UNITS, e.g. conv1=3"
+            raise OptionError(Message(why, got=text))
+        counts[name] = int(number)
+    return counts
+
+
+def _class_names(items: Iterable[Any]) -> list[str]:
+    """Names as they are, types and modules by the name of their class."""
+    return [x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in items]
+
+
+def _part(option_name: str, kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """How a part of a method is given: the name of one, or one itself."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, str) and value in table:
+            return table[value]
+        words = f"{{{option_name}=}}: {{hint}}allowed are {{allowed}}, or an object of that kind"
+        hint, allowed = closest(str(value), table), ", ".join(table)
+        raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
+
+    def shown(value: Any) -> str:
+        return str(value.name) if table.get(value.name) == value else repr(value)
+
+    return {"panel": _HOW, "metavar": "NAME", "parse": str, "take": taken, "show": shown}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Options:
-    """See `subprune.prune` for what each one means."""
+    """What one call asks for.
 
-    method: str
-    allocate: str | None = None  # None: the method's own rule, or "balanced"
-    budgets: Mapping[str, int] | None = None
-    keep: float | None = None
-    compression: float | None = None
-    speedup: float | None = None
-    params: str | float | None = None
-    flops: str | float | None = None
-    latency: str | float | None = None
-    reweight: bool = True
-    ridge: float | None = None  # None: chosen on held-out inputs
-    folds: int | None = None  # None: 4, or 1 for the plain fit
-    epsilon: float | None = None
-    patches: str = "all"
-    batchnorm: str = "keep"
-    round_to: int | None = None  # None: 8 for a latency, else 1
-    only: Any = None  # None, or a tuple
-    ignore: Any = None
-    n_samples: int | None = 512
-    seed: int = 0
-    time_calls: bool | None = None  # None: timed on one input
+    A field is one option: its default, what it does, and how text says it. To add one, add a
+    field; signature, flags, keys, the reference page and the call in the report follow.
+    """
+
+    # ---- the goal -----------------------------------------------------------------------------
+    compression: float | None = option(None, "parameters before / after", panel=_GOAL)
+    speedup: float | None = option(None, "FLOPs before / after", panel=_GOAL)
+    params: str | float | None = option(
+        None,
+        "parameters left: a number, or a share such as 50%",
+        panel=_GOAL,
+        metavar="AMOUNT",
+        parse=_amount,
+    )
+    flops: str | float | None = option(
+        None,
+        "FLOPs left for one input: a number, or a share such as 50%",
+        panel=_GOAL,
+        metavar="AMOUNT",
+        parse=_amount,
+    )
+    latency: str | float | None = option(
+        None,
+        "milliseconds that a call on the first batch may take, or a share such as 60%; met by "
+        "cutting candidates and timing them here and now",
+        panel=_GOAL,
+        metavar="AMOUNT",
+        parse=_amount,
+    )
+    keep: float | None = option(None, "fraction of the units of every group", panel=_GOAL)
+    budgets: Mapping[str, int] | None = option(
+        None,
+        "units to keep, by group; groups that are not named stay whole",
+        panel=_GOAL,
+        metavar="GROUP=UNITS",
+        several=True,
+        parse=_budgets,
+        show=dict,
+    )
+    # ---- how ----------------------------------------------------------------------------------
+    method: str = option(
+        "asym-in-change",
+        "preset of the four choices below; `subprune methods` lists them",
+        panel=_HOW,
+    )
+    target: TargetName | Target | None = option(
+        None,
+        "what a layer should give, and from which inputs: layer, sequential or asymmetric; by "
+        "default the method's own",
+        **_part("target", Target, TARGETS),
+    )
+    selector: SelectorName | Selector | None = option(
+        None,
+        "who chooses the units; by default the method's own",
+        **_part("selector", Selector, SELECTORS),
+    )
+    fit: FitName | Fit | None = option(
+        None,
+        f"what the remaining weights become: {', '.join(FITS)}; by default the method's own",
+        **_part("fit", Fit, FITS),
+    )
+    allocate: AllocatorName | Allocator | None = option(
+        None,
+        f"how the goal is shared out over the groups: {', '.join(ALLOCATORS)}; by default the "
+        "method's own, or balanced",
+        **_part("allocate", Allocator, ALLOCATORS),
+    )
+    ridge: float | None = option(
+        None,
+        "strength that draws new weights toward the old ones, relative to the inputs' mean "
+        "energy; 0 is the paper's plain fit, by default it is chosen on held-out inputs",
+        panel=_HOW,
+    )
+    folds: int | None = option(
+        None,
+        Message(
+            "parts into which the inputs are divided, each judged by a model fitted to the "
+            "others; by default 4, or 1 with {ridge=}, where nothing is held out",
+            ridge=0,
+        ),
+        panel=_HOW,
+    )
+    epsilon: float | None = option(
+        None, "between 0 and 1: stochastic greedy, for methods that select greedily", panel=_HOW
+    )
+    patches: Patches = option("all", "patches of each image that are looked at", panel=_HOW)
+    batchnorm: BatchNorm = option(
+        "keep",
+        "BatchNorm statistics: kept, re-estimated on the data at the end (recalibrate), or layer "
+        "after layer on the way (sequential), so that later layers are chosen and reweighted for "
+        "what the smaller model computes",
+        panel=_HOW,
+    )
+    # ---- other data, and where curves are kept ------------------------------------------------
+    train_data: Any = option(
+        None,
+        "labelled pool that layer-greedy-fs-fd draws from",
+        panel=_DATA,
+        metavar="DATA",
+        planned=False,
+        variable=True,
+    )
+    verify_data: Any = option(
+        None,
+        "labelled data for the equal-accuracy rule, and for the accuracy in the report",
+        panel=_DATA,
+        metavar="DATA",
+        planned=False,
+        variable=True,
+    )
+    cache: str | Path | None = option(
+        None,
+        "folder for accuracy curves, which are used again for other targets and after a break",
+        panel=_WORK,
+        metavar="FOLDER",
+        parse=Path,
+        planned=False,
+        show=str,
+    )
+    # ---- which groups, and how wide -----------------------------------------------------------
+    round_to: int | None = option(
+        None,
+        Message(
+            "numbers of units are multiples of this, 8 or 16 suit most hardware; by default 1, or "
+            "8 with {latency=}"
+        ),
+        panel=_WHERE,
+    )
+    only: Any = option(
+        None,
+        "prune these groups and no others: names of groups or modules, wildcards such as "
+        "layer*.conv1, patterns such as re:conv, in Python also module types and modules; a "
+        "container stands for all layers in it, and residual streams are pruned only if named "
+        "themselves",
+        panel=_WHERE,
+        metavar="NAME",
+        several=True,
+        parse=list,
+        take=as_items,  # a generator is read once
+        show=_class_names,
+    )
+    ignore: Any = option(
+        None,
+        Message("leave these alone; given like {only:name}"),
+        panel=_WHERE,
+        metavar="NAME",
+        several=True,
+        parse=list,
+        take=as_items,
+        show=_class_names,
+    )
+    # ---- inputs -------------------------------------------------------------------------------
+    n_samples: int | None = option(
+        512,
+        Message(
+            "how many inputs are used, drawn at random from all of the data by {seed:name}, or the "
+            "first of a stream; if there are no more, all in their own order; in Python None takes "
+            "all"
+        ),
+        panel=_DATA,
+    )
+    forward: Callable[[Any], Any] | None = option(
+        None,
+        "function from an item of the data to the model's arguments",
+        panel=_DATA,
+        flag=False,
+        planned=False,
+        variable=True,
+    )
+    seed: int = option(0, "of everything random", panel=_DATA)
+    # ---- the work itself ----------------------------------------------------------------------
+    time_calls: bool | None = option(
+        None,
+        "measure both models' latency on the first batch, or not at all; by default on one input, "
+        "with a latency as target on the first batch",
+        panel=_WORK,
+        planned=False,  # changes nothing in the result
+    )
+    progress: bool | Callable[[Step], None] | None = option(
+        None,
+        "True, False, a function that gets every step, or None for a bar where somebody looks",
+        panel=_WORK,
+        flag=False,
+        planned=False,
+        repeated=False,
+        variable=True,
+    )
 
     def __post_init__(self) -> None:
+        _check_goal(self)
         if not isinstance(self.method, str):
-            raise OptionError(f"method must be a name that `subprune methods` lists, got {self.method!r}")
+            names = "a name that `subprune methods` lists"
+            raise OptionError(must_be("method", names, self.method))
         find_method(self.method)
-        self._check_targets()
-        choices = {"patches": PATCHES, "batchnorm": BATCHNORM, "allocate": (*RULES, None)}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                words = [a for a in allowed if a is not None]
-                raise OptionError(f"{name}={value!r}: {closest(str(value), words)}allowed are {', '.join(words)}")
-        self._check_contradictions()
-        if not isinstance(self.reweight, bool):
-            raise OptionError(f"reweight must be True or False, got {self.reweight!r}")
-        self._check_fit()
-        if self.epsilon is not None and not (isinstance(self.epsilon, int | float) and 0 < self.epsilon < 1):
-            raise OptionError(f"epsilon of stochastic greedy must lie between 0 and 1, got {self.epsilon!r}")
-        if isinstance(self.multiple, bool) or not isinstance(self.multiple, int) or self.multiple < 1:
-            raise OptionError(f"round_to must be a positive integer, got {self.round_to!r}")
-        if self.time_calls not in (True, False, None):
-            raise OptionError(f"time_calls must be True, False or None, got {self.time_calls!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or abs(self.seed) >= 2**63:
-            raise OptionError(f"seed must be an integer of 64 bits, got {self.seed!r}")
-        for name in ("only", "ignore"):
-            given = getattr(self, name)
-            object.__setattr__(self, name, None if given is None else as_items(given))  # a generator is read once
+        for o in OPTIONS.values():
+            check_kind(o, getattr(self, o.name))
+            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
+        _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
+        _check_contradictions(self)
+        _check_numbers(self)
+        _check_call(self)
 
     @property
-    def rule(self) -> str:
-        """The budget rule that is used."""
-        return self.allocate or find_method(self.method).allocate or "balanced"
+    def recipe(self) -> Recipe:
+        """The method's parts, those given in their place, and the knobs turned that were given."""
+        row = find_method(self.method)
+        target = self.target if isinstance(self.target, Target) else row.target
+        selector = self.selector if isinstance(self.selector, Selector) else row.selector
+        fit = self.fit if isinstance(self.fit, Fit) else row.fit
+        patches = None if self.patches == "all" else self.patches
+        return Recipe(
+            tuned(target, patches=patches),
+            tuned(selector, epsilon=self.epsilon),
+            tuned(fit, ridge=self.ridge, folds=self.folds),
+            row.name,
+        )
 
     @property
-    def parts(self) -> int:
-        """Into how many folds the inputs are divided."""
-        return fold_count(self.folds, self.ridge, self.reweight)
+    def allocator(self) -> Allocator:
+        """Who shares out the goal."""
+        if isinstance(self.allocate, Allocator):
+            return self.allocate
+        return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
+
+    @property
+    def goal(self) -> Goal:
+        """What is asked for."""
+        return Goal(**{name: getattr(self, name) for name in GOALS})
+
+    @property
+    def unbounded(self) -> str:
+        """Why the bounds of `subprune.guarantees` do not speak of the result; empty if they do."""
+        proven = (
+            "bounds are proven for plain greedy selection with weights fitted by least squares and "
+            "BatchNorm as it is; here "
+        )
+        if self.recipe.unbounded:
+            return proven + self.recipe.unbounded
+        if self.batchnorm == "keep":
+            return ""
+        why = f"{proven}BatchNorm statistics are re-estimated ({{batchnorm=}})"
+        return Message(why, batchnorm=self.batchnorm)
 
     @property
     def multiple(self) -> int:
@@ -145,77 +335,124 @@ class Options:
             return self.round_to
         return 8 if self.latency is not None else 1
 
-    def _check_targets(self) -> None:
-        given = [k for k in TARGETS if getattr(self, k) is not None]
-        if len(given) != 1:
-            said = f"got {' and '.join(given)}" if given else "got none"
-            raise OptionError(f"give exactly one target of {', '.join(TARGETS)}; {said}")
-        for name in ("compression", "speedup"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
-                raise BudgetError(f"{name} must be a ratio of at least 1 (before / after), got {value!r}")
-        for name in ("params", "flops", "latency"):
-            if getattr(self, name) is not None:
-                amount(name, getattr(self, name), 1)
-        if self.budgets is not None and not isinstance(self.budgets, Mapping):
-            raise BudgetError(f"budgets must be a dict such as {{'conv1': 3}}, got {type(self.budgets).__name__}")
-
-    def _check_fit(self) -> None:
-        ridge, folds = self.ridge, self.folds
-        if ridge is not None and (
-            isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < inf
-        ):
-            raise OptionError(
-                f"ridge must be None, which chooses it, or a number of at least 0 (0.01 is strong), got {ridge!r}"
-            )
-        if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64):
-            raise OptionError(f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}")
-        for name, value, plain in (("ridge", ridge, 0), ("folds", folds, 1)):
-            if value not in (None, plain) and not self.reweight:
-                raise OptionError(
-                    f"{name}={value!r} is about fitted weights, and reweight=False fits none; omit one of them"
-                )
-
-    def _check_contradictions(self) -> None:
-        """Options that would be ignored silently are refused."""
-        if self.latency is not None and self.time_calls is False:
-            raise OptionError(
-                f"latency={self.latency!r} is met by timing calls, and time_calls=False forbids it; omit time_calls"
-                ", or ask for speedup= instead"
-            )
-        if self.budgets is not None and self.round_to is not None:
-            raise OptionError(
-                f"budgets= says exactly how many units each group keeps, so round_to={self.round_to!r} has no say; "
-                "omit it"
-            )
-        shipped = find_method(self.method).order.__module__ == "subprune.methods"
-        if self.epsilon is not None and shipped and not self.method.endswith("in-change"):
-            raise OptionError(
-                f"epsilon= is for stochastic greedy, which method={self.method!r} does not use; omit it, or use "
-                "one of layer-in-change, seq-in-change, asym-in-change"
-            )
-        if self.allocate is None:
-            return
-        if self.budgets is not None:
-            raise OptionError(
-                f"budgets= says how many units each group keeps, so there is nothing for allocate={self.allocate!r} "
-                "to share out; omit one of them"
-            )
-        if self.keep is not None and self.allocate not in ("uniform", "score"):
-            raise OptionError(
-                f"keep={self.keep!r} keeps the same fraction of every group, so allocate={self.allocate!r} has no say; "
-                "omit allocate, or ask for compression= or speedup= instead"
-            )
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        named = {k: None if plain[k] is None else [_named(x) for x in plain[k]] for k in ("only", "ignore")}
-        budgets = None if self.budgets is None else dict(self.budgets)
-        del plain["time_calls"]  # changes nothing in the result
-        return {**plain, **named, "budgets": budgets, "allocate": self.rule, "round_to": self.multiple}
+        """Plain data for the plan; the allocator and the multiple are those used."""
+        plain = {o.name: o.plain(getattr(self, o.name)) for o in OPTIONS.values() if o.planned}
+        used = OPTIONS["allocate"].plain(self.allocator)
+        return {**plain, "allocate": used, "round_to": self.multiple}
+
+    def call(self, model: nn.Module) -> str:
+        """Python that asks for the same again: the options that differ from their defaults."""
+        names = {id(module): name for name, module in model.named_modules()}
+        words = ["model", "data"]
+        for o in OPTIONS.values():
+            value = getattr(self, o.name)
+            if o.repeated and o.differs(value):
+                source = o.name if o.variable else _source(value, names)
+                words.append(f"{KEYWORDS.bare(o.name)}{source}")
+        return f"subprune.prune({', '.join(words)})"
 
 
-def _named(x: Any) -> str:
-    """Types and modules by the name of their class."""
-    return x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__)
+OPTIONS: Mapping[str, Option] = options_of(Options)
+"""The table of options, by name, in the order of the signature."""
+
+
+def _source(value: Any, modules: Mapping[int, str]) -> str:
+    """Python source of a value; modules by their names in the model."""
+    if isinstance(value, nn.Module):
+        return repr(modules.get(id(value), type(value).__name__))
+    if isinstance(value, Target | Selector | Fit | Allocator):
+        shown = OPTIONS["allocate" if isinstance(value, Allocator) else value.role].plain(value)
+        return repr(shown) if shown == value.name else str(shown)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_source(x, modules) for x in value)}]"
+    if isinstance(value, Mapping):
+        return repr(dict(value))
+    return repr(str(value) if isinstance(value, Path) else value)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _check_goal(options: Options) -> None:
+    given = [name for name in GOALS if getattr(options, name) is not None]
+    if len(given) != 1:
+        raise OptionError(
+            Message(
+                "give exactly one target of {goals}; got {given}",
+                goals=listed(GOALS),
+                given=listed(given, " and ") if given else "none",
+            )
+        )
+    for name in ("compression", "speedup"):
+        ratio = getattr(options, name)
+        if ratio is not None and not (_is_number(ratio) and ratio >= 1):
+            raise BudgetError(must_be(name, "a ratio of at least 1 (before / after)", ratio))
+    for name in ("params", "flops", "latency"):
+        if getattr(options, name) is not None:
+            amount(name, getattr(options, name), 1)
+    if options.budgets is not None and not isinstance(options.budgets, Mapping):
+        kind = type(options.budgets).__name__
+        why = "{budgets:name} must be a dict such as {example}, got {got}"
+        raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
+
+
+def _check_contradictions(options: Options) -> None:
+    """Options that would be ignored silently are refused."""
+    if options.latency is not None and options.time_calls is False:
+        raise OptionError(
+            Message(
+                "{latency=} is met by timing calls, and {time_calls=} forbids it; omit "
+                "{time_calls:name}, or ask for {speedup:name} instead",
+                latency=options.latency,
+                time_calls=False,
+            )
+        )
+    if options.budgets is not None and options.round_to is not None:
+        raise OptionError(
+            Message(
+                "{budgets=} says exactly how many units each group keeps, so {round_to=} has no "
+                "say; omit it",
+                round_to=options.round_to,
+            )
+        )
+    if options.budgets is not None and options.allocate is not None:
+        raise OptionError(
+            Message(
+                "{budgets=} says how many units each group keeps, so there is nothing for "
+                "{allocate=} to share out; omit one of them",
+                allocate=options.allocator.name,
+            )
+        )
+    shared = options.allocate is not None and bool(options.allocator.looks_at)
+    if options.keep is not None and shared and not options.allocator.pools_units:
+        raise OptionError(
+            Message(
+                "{keep=} keeps the same fraction of every group, so {allocate=} has no say; omit "
+                "{allocate:name}, or ask for {compression:name} or {speedup:name} instead",
+                keep=options.keep,
+                allocate=options.allocator.name,
+            )
+        )
+
+
+def _check_numbers(options: Options) -> None:
+    if not (_is_number(options.multiple, int) and options.multiple >= 1):
+        raise OptionError(must_be("round_to", "a positive integer", options.round_to))
+    if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
+        raise OptionError(must_be("seed", "an integer of 64 bits", options.seed))
+
+
+def _check_call(options: Options) -> None:
+    """Wrong types of what is not kept with the plan."""
+    if options.forward is not None and not callable(options.forward):
+        allowed = "a function from an item of data to the model's arguments"
+        raise OptionError(must_be("forward", allowed, options.forward))
+    if options.cache is not None and not isinstance(options.cache, str | Path):
+        raise OptionError(must_be("cache", "a folder", options.cache))

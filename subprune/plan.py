@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of", "unprovable"]
+__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of"]
 
 HISTORY = "subprune_history"
-"""Attribute of a pruned model with the stored plans of all its prunings; it survives copying and fine-tuning."""
+"""Attribute of a pruned model with the stored plans of all its prunings; it survives copying and
+fine-tuning.
+"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupPlan:
     """One group: what is kept of it, and what was measured."""
 
@@ -24,7 +25,8 @@ class GroupPlan:
     order: tuple[int, ...] = ()
     errors: tuple[float, ...] = ()  # error curve over k = 0 … units
     error: float = float("nan")  # relative input change left, on the inputs that were fitted
-    held_out: float = float("nan")  # the same on inputs that were not fitted; nan if there were none
+    # the same on inputs that were not fitted; nan if there were none
+    held_out: float = float("nan")
     ridge: tuple[float, ...] = ()  # relative strength of the ridge of every fit
     growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖ among the fits
     rows: int = 0  # the fewest rows that a fit had
@@ -32,19 +34,24 @@ class GroupPlan:
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it
     seconds: float = 0.0
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors that are cut, before the cut
+    # tensors that are cut, before the cut
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """All groups of one pruning, and how it was asked for."""
 
     method: str
     options: dict[str, Any]
+    target: str = ""  # what layers were to give
     groups: tuple[GroupPlan, ...] = ()
-    inputs: dict[str, Any] = field(default_factory=dict)  # shapes of the inputs the model was recorded with
-    eager: bool = False  # whether widths that hand-written modules keep about themselves were changed too
+    # shapes of the inputs the model was recorded with
+    inputs: dict[str, Any] = field(default_factory=dict)
+    # whether widths that hand-written modules keep about themselves were changed too
+    eager: bool = False
     data: str = ""  # fingerprint of the calibration inputs
+    unbounded: str = ""  # why the bounds of the paper do not speak of it; empty if they do
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:
@@ -63,7 +70,13 @@ class Plan:
                      "shapes": {n: list(s) for n, s in g.shapes.items()}}
             for g in self.groups
         }  # fmt: skip
-        return {"method": self.method, "groups": groups, "inputs": self.inputs, "eager": self.eager, "data": self.data}
+        return {
+            "method": self.method,
+            "groups": groups,
+            "inputs": self.inputs,
+            "eager": self.eager,
+            "data": self.data,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -73,18 +86,3 @@ class Plan:
 def history_of(model: object) -> tuple[dict[str, Any], ...]:
     """The stored plans of everything `prune` and `load` did to this model, first to last."""
     return tuple(getattr(model, HISTORY, ()))
-
-
-PLAIN = {"reweight": True, "epsilon": None, "batchnorm": "keep"}
-"""The only values of these options that the bounds speak of; others, such as patches, they follow."""
-
-
-def unprovable(method: str, options: Mapping[str, Any]) -> str:
-    """Why the bounds of `subprune.guarantees` do not speak of such a result; empty if they do."""
-    others = [f"{name}={options[name]!r}" for name, value in PLAIN.items() if options.get(name, value) != value]
-    if method in ("layer-in-change", "seq-in-change", "asym-in-change") and not others:
-        return ""
-    return (
-        "bounds are proven for plain greedy selection on the input change (layer-, seq- and asym-in-change) with "
-        f"reweighting and BatchNorm as it is; this is {', '.join([f'method={method!r}', *others])}"
-    )

@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from subprune.errors import OptionError
@@ -70,10 +76,13 @@ def _interactive() -> bool:
 
 
 @contextlib.contextmanager
-def progress_bar(stages: Mapping[str, int], progress: bool | Callable[[Step], None] | None) -> Iterator[Progress]:
+def progress_bar(
+    stages: Mapping[str, int], progress: bool | Callable[[Step], None] | None
+) -> Iterator[Progress]:
     """Progress through stages of so many steps; complete when the block ends without an error.
 
-    `progress` is None (a bar where somebody looks), True, False, or a function that gets every `Step`.
+    `progress` is None (a bar where somebody looks), True, False, or a function that gets every
+    `Step`.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise OptionError(f"progress must be True, False, None or a function, got {progress!r}")

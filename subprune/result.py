@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,23 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from subprune import measure
-from subprune.batchnorm import stored_norms
-from subprune.budget.latency import LatencyTarget
-from subprune.budget.rules import missed
-from subprune.calibrate import Calibration
-from subprune.compare import Comparison, Tally, compare
-from subprune.data import Batch, fingerprint, first_samples
+from subprune.budget.explicit import missed
+from subprune.budget.latency import LatencyGoal
+from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.methods import find_method
+from subprune.io.storage import describe_inputs
+from subprune.loop.walk import Walk
+from subprune.measure import figures as measure
+from subprune.measure.compare import Comparison, Tally, compare
+from subprune.measure.stopwatch import Stopwatch
+from subprune.messages import Message
 from subprune.options import Options
-from subprune.plan import HISTORY, GroupPlan, Plan, history_of, unprovable
-from subprune.remarks import fit_remarks
+from subprune.plan import HISTORY, Plan, history_of
 from subprune.report import GuaranteeLine, Layer, Report
-from subprune.stopwatch import Stopwatch
-from subprune.storage import describe_inputs
+from subprune.report.remarks import fit_remarks
+from subprune.statistics.batchnorm import stored_norms
+from subprune.statistics.calibration import Calibration
 from subprune.structure import Group
-from subprune.walk import Decision, Walk
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
@@ -53,33 +53,47 @@ class Result:
 
     def with_guarantees(self, found: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
-        why = unprovable(self.plan.method, self.plan.options)
-        if why:
-            raise OptionError(why)
+        if self.plan.unbounded:
+            raise OptionError(self.plan.unbounded)
         self._check_same(found)
         lines = []
         for g in found.groups:
-            words = g.assumptions if found.patches == "all" else (*g.assumptions, "at random patches of each image")
-            lines += [GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets]
+            words = (
+                g.assumptions
+                if found.patches == "all"
+                else (*g.assumptions, "at random patches of each image")
+            )
+            lines += [
+                GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets
+            ]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
 
     def _check_same(self, found: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
-        own = {"form": find_method(plan.method).form, "data": plan.data, "patches": plan.options.get("patches", "all")}
+        own = {
+            "target": plan.target,
+            "data": plan.data,
+            "patches": plan.options.get("patches", "all"),
+        }
         if own["patches"] == "random":
             own["seed"] = plan.options.get("seed", 0)
-        if own["form"] != "layer":
+        if own["target"] != "layer":
             own["ridge"] = plan.options.get("ridge", 0.0)
-        differing = [f"{name}={getattr(found, name)!r} there, {x!r} here" for name, x in own.items()
-                     if getattr(found, name) != x]  # fmt: skip
-        if found.form != "layer":  # then every group depends on what the groups before have kept
+        differing = [
+            f"{name}={getattr(found, name)!r} there, {x!r} here"
+            for name, x in own.items()
+            if getattr(found, name) != x
+        ]
+        if found.target != "layer":  # then every group depends on what the groups before have kept
             counts = {g.name: g.budgets[0].k for g in found.groups}
-            differing += [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+            differing += (
+                [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
+            )
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, ridge, seed and form, and with budgets=result.plan.counts"
+                "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
             )
 
 
@@ -111,10 +125,18 @@ def make_result(
     """Plan and report of a finished pruning."""
     tick("comparing outputs")
     dense, first = calibration.model, calibration.given[0]
-    tensors = {**dict(dense.named_parameters()), **dict(dense.named_buffers())}
-    parts = tuple(_group_plan(g, done.decisions[g.name], tensors) for g in groups)
+    parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
-    plan = Plan(options.method, options.to_dict(), parts, describe_inputs(first.inputs), eager, data)
+    plan = Plan(
+        method=options.method,
+        target=options.recipe.target.name,
+        options=options.to_dict(),
+        groups=parts,
+        inputs=describe_inputs(first.inputs),
+        eager=eager,
+        data=data,
+        unbounded=options.unbounded,
+    )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
     samples = sum(b.size for b in calibration.batches)
@@ -139,12 +161,22 @@ def make_result(
         fitted,
         held_out,
         _skipped(calibration, groups),
-        (*done.notes, *_remarks(plan, options, verify, accuracy), *fit_remarks(plan, samples), *timing.notes),
+        (
+            *done.notes,
+            *_remarks(plan, options, verify, accuracy),
+            *fit_remarks(plan, samples),
+            *timing.notes,
+        ),
         accuracy=accuracy,
-        accuracy_on="the verification data" if verify else "held-out inputs" if held_out else "the calibration data",
+        accuracy_on="the verification data"
+        if verify
+        else "held-out inputs"
+        if held_out
+        else "the calibration data",
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
+        command=options.call(dense),
         versions=library_versions(),
         parts=dict(watch.parts),
     )
@@ -154,7 +186,8 @@ def make_result(
 def _compared(
     calibration: Calibration, small: nn.Module, done: Walk, options: Options
 ) -> tuple[Comparison, Comparison | None]:
-    """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there are folds.
+    """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there
+    are folds.
 
     For the second, every fold runs through the masked model that was fitted without it.
     """
@@ -168,7 +201,9 @@ def _compared(
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
         unseen = run.finish()
-    outputs = zip(done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True)
+    outputs = zip(
+        done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True
+    )
     for before, after, apart, batch in outputs:
         fitted.add(before, after, batch)
         if apart is not None:
@@ -182,40 +217,18 @@ def _remarks(
     """What came out otherwise than asked for, or was measured on other data than one would think."""
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
-        if said := missed(options.keep, units, plan.counts, together=options.rule == "score"):
+        if said := missed(options.keep, units, plan.counts, together=options.allocator.pools_units):
             yield said
-    if verify is None and options.rule == "equal-accuracy":
-        yield (
-            "budgets by equal accuracy were measured on the calibration data, which flatters; give verify_data with "
-            "labelled inputs that are not calibrated on"
+    if verify is None and options.allocator.needs_verification:
+        yield Message(
+            "budgets by equal accuracy were measured on the calibration data, which flatters; give "
+            "{verify_data:name} with labelled inputs that are not calibrated on"
         )
     if verify is not None and accuracy is None:
-        yield (
-            "no accuracy was measured: verify_data has no labels, or none that are class numbers of the outputs; give "
-            "(inputs, labels)"
+        yield Message(
+            "no accuracy was measured: {verify_data:name} has no labels, or none that are class "
+            "numbers of the outputs; give (inputs, labels)"
         )
-
-
-def _group_plan(group: Group, decision: Decision, tensors: Mapping[str, Tensor]) -> GroupPlan:
-    return GroupPlan(
-        name=group.name,
-        kind=group.kind,
-        units=group.n_units,
-        kept=decision.kept,
-        consumers=tuple(c.name for c in group.consumers),
-        order=decision.order,
-        errors=decision.errors,
-        error=decision.error,
-        held_out=decision.held_out,
-        ridge=decision.ridge,
-        growth=decision.growth,
-        rows=decision.rows,
-        dependent=decision.dependent,
-        rank=decision.rank,
-        columns=decision.columns,
-        seconds=decision.seconds,
-        shapes={slot.tensor: tuple(tensors[slot.tensor].shape) for slot in group.slots},
-    )
 
 
 def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str]:
@@ -272,18 +285,26 @@ _CALLS, _MANY_CALLS, _SECONDS = 20, 40, 2.0
 def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) -> _Timing:
     """Time both models: on the first batch where that was asked for, else on its first input.
 
-    What a call is does not depend on how fast the machine is. After two seconds fewer calls are enough.
+    What a call is does not depend on how fast the machine is. After two seconds fewer calls are
+    enough.
     """
     if options.time_calls is False:
         return _Timing()
     models, asked = (dense, small), options.latency
     if options.time_calls or asked is not None:
-        a, b = measure.side_by_side(models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS)
-        notes = () if asked is None else (LatencyTarget(asked).verdict(a, b),)
+        a, b = measure.side_by_side(
+            models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS
+        )
+        notes = () if asked is None else (LatencyGoal(asked).verdict(a, b),)
         return _Timing((a, b), batch.size, notes)
     try:
-        found = measure.side_by_side(models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS)
+        found = measure.side_by_side(
+            models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS
+        )
     except Exception as error:  # a model that takes whole batches only
-        why = f"a call with one input failed ({type(error).__name__}); time_calls=True times the first batch"
-        return _Timing(notes=(f"latency was not measured, {why}",))
+        words = (
+            "latency was not measured, a call with one input failed ({kind}); {time_calls=} times "
+            "the first batch"
+        )
+        return _Timing(notes=(Message(words, kind=type(error).__name__, time_calls=True),))
     return _Timing(found, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from subprune.experiments.models import LeNet
+from subprune.zoo.models import LeNet
 
 MARK = "hostile-was-here"
 
@@ -74,7 +74,9 @@ def fuzzed(content: bytes, count: int, seed: int) -> list[bytes]:
         elif i % 4 == 1:
             del data[at : at + int(random.integers(1, 50))]
         elif i % 4 == 2:
-            data[at:at] = bytes(random.integers(0, 256, int(random.integers(1, 30)), dtype=np.uint8))
+            data[at:at] = bytes(
+                random.integers(0, 256, int(random.integers(1, 30)), dtype=np.uint8)
+            )
         else:
             del data[at:]
         found.append(bytes(data))
@@ -105,8 +107,12 @@ PICKLES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def npy(shape: Any = (2, 3), descr: str = "<f4", body: bytes = bytes(24), fortran: bool = False) -> bytes:
-    text = f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}".encode() + b"\n"
+def npy(
+    shape: Any = (2, 3), descr: str = "<f4", body: bytes = bytes(24), fortran: bool = False
+) -> bytes:
+    text = (
+        f"{{'descr': {descr!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}".encode() + b"\n"
+    )
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body
 
 
@@ -148,7 +154,10 @@ ARRAYS: dict[str, tuple[str, bytes]] = {
     "npz of text": ("x.npz", npz({"x.npy": npy((1,), "<U6")})),
     "npz of another version": ("x.npz", npz({"x.npy": b"\x93NUMPY\x03\x00" + bytes(80)})),
     "a flat zip bomb": ("x.npz", npz({"x.npy": npy((2**26,), body=bytes(2**20))})),
-    "encrypted": ("x.npz", npz({"x.npy": npy()}).replace(b"PK\1\2\x14\x03\x14\0\0\0", b"PK\1\2\x14\x03\x14\0\1\0")),
+    "encrypted": (
+        "x.npz",
+        npz({"x.npy": npy()}).replace(b"PK\1\2\x14\x03\x14\0\0\0", b"PK\1\2\x14\x03\x14\0\1\0"),
+    ),
 }
 
 
@@ -167,7 +176,10 @@ PICTURES: dict[str, tuple[str, bytes]] = {
     "a jpeg of noise": ("x.jpg", b"\xff\xd8\xff" + bytes(100)),
     "a huge png": (
         "x.png",
-        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 2**30, 2**30) + b"\x08\x02\0\0\0" + bytes(4),
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+        + struct.pack(">II", 2**30, 2**30)
+        + b"\x08\x02\0\0\0"
+        + bytes(4),
     ),
     "a bmp": ("x.bmp", b"BM" + bytes(20)),
 }

@@ -1,4 +1,6 @@
-"""Small networks for the comparison of methods, with the readers of every group written down by hand."""
+"""Small networks for the comparison of methods, with the readers of every group written down by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Readers = list[tuple[str, Tensor]]  # module that reads the group, and the unit of each of its inputs (-1: none)
+# module that reads the group, and the unit of each of its inputs (-1: none)
+Readers = list[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Net:
-    """A network in float64, its groups in forward order, and how many units each keeps in the tests."""
+    """A network in float64, its groups in forward order, and how many units each keeps in the
+    tests.
+    """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -131,7 +136,11 @@ NETS: dict[str, Net] = {
     "plain": Net(
         Plain,
         (2, 10, 10),
-        {"conv1": [("conv2", _units(4))], "conv2": [("fc1", _units(5, 4))], "fc1": [("fc2", _units(6))]},
+        {
+            "conv1": [("conv2", _units(4))],
+            "conv2": [("fc1", _units(5, 4))],
+            "fc1": [("fc2", _units(6))],
+        },
         {"conv1": 2, "conv2": 3, "fc1": 4},
     ),
     "fork": Net(
@@ -157,5 +166,10 @@ NETS: dict[str, Net] = {
         {"conv": 2, "wide": 2},
     ),
     "normed": Net(Normed, (4,), {"up": [("down", _units(6))]}, {"up": 3}),
-    "heads": Net(Heads, (3, 8), {"qkv": [("out", _units(4, 2))], "out": [("head", _units(8))]}, {"qkv": 2, "out": 5}),
+    "heads": Net(
+        Heads,
+        (3, 8),
+        {"qkv": [("out", _units(4, 2))], "out": [("head", _units(8))]},
+        {"qkv": 2, "out": 5},
+    ),
 }

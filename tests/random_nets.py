@@ -73,7 +73,11 @@ class PadShortcut(nn.Module):
 
     def __init__(self, c: int, extra: int) -> None:
         super().__init__()
-        self.conv, self.before, self.after = nn.Conv2d(c, c + extra, 3, padding=1), extra // 2, extra - extra // 2
+        self.conv, self.before, self.after = (
+            nn.Conv2d(c, c + extra, 3, padding=1),
+            extra // 2,
+            extra - extra // 2,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(x) + F.pad(x, (0, 0, 0, 0, self.before, self.after))
@@ -109,7 +113,9 @@ class Generator:
 
     def conv(self) -> nn.Module:
         c, self.c = self.c, self.width()
-        return nn.Conv2d(c, self.c, self.rng.choice((1, 3)), padding="same", bias=self.rng.random() < 0.5)
+        return nn.Conv2d(
+            c, self.c, self.rng.choice((1, 3)), padding="same", bias=self.rng.random() < 0.5
+        )
 
     def grouped(self) -> nn.Module:
         c, self.c = self.c, self.width()
@@ -195,16 +201,35 @@ class Generator:
         return PadShortcut(c, 4)
 
     def flatten_head(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(self.c * SIDE * SIDE, 6), nn.ReLU(), nn.Linear(6, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(self.c * SIDE * SIDE, 6), nn.ReLU(), nn.Linear(6, 3)
+        )
 
     def mean_head(self) -> nn.Module:
         return nn.Sequential(Apply(lambda x: x.mean((2, 3))), nn.Linear(self.c, 3))
 
     LAYERS = (
-        "conv", "grouped", "depthwise", "batch_norm", "group_norm", "layer_norm", "relu", "prelu", "hardswish", "pool",
-        "upsample", "residual", "concat", "chunk_gate", "squeeze_excite", "pixel_shuffle", "channel_shuffle",
-        "transposed", "attention", "pad_shortcut",
-    )  # fmt: skip
+        "conv",
+        "grouped",
+        "depthwise",
+        "batch_norm",
+        "group_norm",
+        "layer_norm",
+        "relu",
+        "prelu",
+        "hardswish",
+        "pool",
+        "upsample",
+        "residual",
+        "concat",
+        "chunk_gate",
+        "squeeze_excite",
+        "pixel_shuffle",
+        "channel_shuffle",
+        "transposed",
+        "attention",
+        "pad_shortcut",
+    )
     HEADS = ("flatten_head", "mean_head")
 
     def draw(self, kinds: tuple[str, ...]) -> nn.Module:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subprune.statistics import Accumulator, Statistics
+from subprune.statistics.statistics import Accumulator, Statistics
 
 SetFunction = Callable[[Iterable[int]], float]
 
@@ -92,7 +92,9 @@ def greedy(problems: list[Problem], n_units: int, k: int) -> tuple[list[int], li
         rest = [i for i in range(n_units) if i not in order]
         each = [sum(value(p, [*order, i]) for p in problems) - before for i in rest]
         best = max(each)
-        pick = next(i for i, gain in zip(rest, each, strict=True) if gain >= best - 1e-9 * abs(best))
+        pick = next(
+            i for i, gain in zip(rest, each, strict=True) if gain >= best - 1e-9 * abs(best)
+        )
         order.append(pick)
         gains.append(each[rest.index(pick)])
     return order, gains
@@ -103,8 +105,12 @@ def optimum(f: SetFunction, n_units: int, k: int) -> float:
     return max(f(chosen) for chosen in combinations(range(n_units), k))
 
 
-def submodularity_ratio(f: SetFunction, n_units: int, U: Iterable[int], k: int, tiny: float) -> float:
-    """γ_{U,k} of Definition 2.1 by brute force: min over disjoint L ⊆ U, |S| ≤ k of Σ F(i|L) / F(S|L)."""
+def submodularity_ratio(
+    f: SetFunction, n_units: int, U: Iterable[int], k: int, tiny: float
+) -> float:
+    """γ_{U,k} of Definition 2.1 by brute force: min over disjoint L ⊆ U, |S| ≤ k of Σ F(i|L) /
+    F(S|L).
+    """
     cache: dict[frozenset[int], float] = {}
 
     def F(chosen: Iterable[int]) -> float:

@@ -1,4 +1,6 @@
-"""Every compared method once more: plain hooks, full forward passes, loops and `lstsq`; slow and obvious."""
+"""Every compared method once more: plain hooks, full forward passes, loops and `lstsq`; slow and
+obvious.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,15 @@ def ranked(scores: Sequence[float]) -> list[int]:
     return sorted(range(len(scores)), key=lambda u: (-round(float(scores[u]), 12), u))
 
 
-# ---- activations and weights -------------------------------------------------------------------------
+# ---- activations and weights ---------------------------------------------------------------------
 
 
 def inputs_of(model: nn.Module, name: str, data: Data) -> list[Tensor]:
     """What the module receives, batch by batch."""
     seen: list[Tensor] = []
-    hook = model.get_submodule(name).register_forward_pre_hook(lambda m, args: seen.append(args[0].detach()))
+    hook = model.get_submodule(name).register_forward_pre_hook(
+        lambda m, args: seen.append(args[0].detach())
+    )
     with torch.no_grad():
         for x, _ in data:
             model(x)
@@ -56,19 +60,33 @@ def blocks(module: nn.Module, inputs: list[Tensor], units: Tensor) -> list[Block
     found = []
     taps = math.prod(module.kernel_size)
     for part, weight, own in zip(
-        x.chunk(module.groups, 1), module.weight.detach().chunk(module.groups), units.chunk(module.groups), strict=True
+        x.chunk(module.groups, 1),
+        module.weight.detach().chunk(module.groups),
+        units.chunk(module.groups),
+        strict=True,
     ):
         rows = F.unfold(part, module.kernel_size, module.dilation, module.padding, module.stride)
         found.append(
-            Block(rows.transpose(1, 2).reshape(-1, rows.shape[1]), weight.flatten(1).T, own.repeat_interleave(taps))
+            Block(
+                rows.transpose(1, 2).reshape(-1, rows.shape[1]),
+                weight.flatten(1).T,
+                own.repeat_interleave(taps),
+            )
         )
     return found
 
 
 def kept_columns(block: Block, kept: Sequence[int], gone: set[int]) -> list[int]:
-    """Columns of the kept units and of no unit, except what other groups removed (layers in one block only)."""
-    taps = 1 if not gone else len(block.units) // 7  # only the layer `mix` reads two groups, and has 7 inputs
-    return [j for j, u in enumerate(block.units.tolist()) if u in kept or (u < 0 and j // taps not in gone)]
+    """Columns of the kept units and of no unit, except what other groups removed (layers in one
+    block only).
+    """
+    # only the layer `mix` reads two groups, and has 7 inputs
+    taps = 1 if not gone else len(block.units) // 7
+    return [
+        j
+        for j, u in enumerate(block.units.tolist())
+        if u in kept or (u < 0 and j // taps not in gone)
+    ]
 
 
 def write(module: nn.Module, weights: list[Tensor]) -> None:
@@ -77,7 +95,7 @@ def write(module: nn.Module, weights: list[Tensor]) -> None:
         module.weight.copy_(torch.cat([w.T for w in weights]).reshape(module.weight.shape))
 
 
-# ---- switching units off, scaling, reweighting -------------------------------------------------------
+# ---- switching units off, scaling, reweighting ---------------------------------------------------
 
 
 class NormOf(nn.Module):
@@ -88,7 +106,12 @@ class NormOf(nn.Module):
         self.norm, self.kept = norm, kept
 
     def forward(self, x: Tensor) -> Tensor:
-        own = F.layer_norm(x[..., self.kept], (len(self.kept),), self.norm.weight[self.kept], self.norm.bias[self.kept])
+        own = F.layer_norm(
+            x[..., self.kept],
+            (len(self.kept),),
+            self.norm.weight[self.kept],
+            self.norm.bias[self.kept],
+        )
         out = torch.zeros_like(x)
         out[..., self.kept] = own
         return out
@@ -98,7 +121,9 @@ def _times(factor: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Te
     return lambda module, args: (args[0] * factor,)
 
 
-def switched(model: nn.Module, readers: Readers, kept: Sequence[int], scale: Sequence[float]) -> nn.Module:
+def switched(
+    model: nn.Module, readers: Readers, kept: Sequence[int], scale: Sequence[float]
+) -> nn.Module:
     """A copy in which only the kept units are on, their outgoing weights multiplied."""
     model = copy.deepcopy(model)
     for name, units in readers:
@@ -108,15 +133,25 @@ def switched(model: nn.Module, readers: Readers, kept: Sequence[int], scale: Seq
             if u >= 0:
                 with torch.no_grad():
                     module.weight[:, j] *= scale[u]
-        on = torch.tensor([1.0 if u < 0 or u in kept else 0.0 for u in units.tolist()], dtype=torch.float64)
-        module.register_forward_pre_hook(_times(on if isinstance(module, nn.Linear) else on[:, None, None]))
+        on = torch.tensor(
+            [1.0 if u < 0 or u in kept else 0.0 for u in units.tolist()], dtype=torch.float64
+        )
+        module.register_forward_pre_hook(
+            _times(on if isinstance(module, nn.Linear) else on[:, None, None])
+        )
     if hasattr(model, "norm"):
         model.norm = NormOf(model.norm, sorted(kept))
     return model
 
 
 def reweighted(
-    model: nn.Module, dense: nn.Module, readers: Readers, kept: Sequence[int], data: Data, target: str, gone: Gone
+    model: nn.Module,
+    dense: nn.Module,
+    readers: Readers,
+    kept: Sequence[int],
+    data: Data,
+    target: str,
+    gone: Gone,
 ) -> nn.Module:
     """A copy with least-squares weights for the kept units and those of other groups."""
     done = copy.deepcopy(model)
@@ -136,11 +171,17 @@ def reweighted(
     return done
 
 
-# ---- orders ------------------------------------------------------------------------------------------
+# ---- orders --------------------------------------------------------------------------------------
 
 
 def input_change(
-    model: nn.Module, dense: nn.Module, readers: Readers, data: Data, k: int, target: str, gone: Gone
+    model: nn.Module,
+    dense: nn.Module,
+    readers: Readers,
+    data: Data,
+    k: int,
+    target: str,
+    gone: Gone,
 ) -> list[int]:
     """Greedy, every gain by a least squares of its own."""
     pairs = []
@@ -148,7 +189,9 @@ def input_change(
         own = blocks(model.get_submodule(name), inputs_of(model, name, data), units)
         other = blocks(dense.get_submodule(name), inputs_of(dense, name, data), units)
         lost = gone.get(name, set())
-        pairs += [(b, (a if target == "dense" else b), lost) for b, a in zip(own, other, strict=True)]
+        pairs += [
+            (b, (a if target == "dense" else b), lost) for b, a in zip(own, other, strict=True)
+        ]
 
     def left(kept: list[int]) -> float:
         total = 0.0
@@ -156,7 +199,11 @@ def input_change(
             goal = a.rows @ a.weight
             columns = kept_columns(b, kept, lost)
             if columns:
-                goal = goal - b.rows[:, columns] @ torch.linalg.lstsq(b.rows[:, columns], goal, driver="gelsd").solution
+                goal = (
+                    goal
+                    - b.rows[:, columns]
+                    @ torch.linalg.lstsq(b.rows[:, columns], goal, driver="gelsd").solution
+                )
             total += float(goal.square().sum())
         return total
 
@@ -187,7 +234,9 @@ def act_grad(model: nn.Module, readers: Readers, data: Data) -> Tensor:
         for x, y in zip(xs, ys, strict=True):
             seen: dict[str, Tensor] = {}
 
-            def keep(name: str, into: dict[str, Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
+            def keep(
+                name: str, into: dict[str, Tensor]
+            ) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor]]:
                 def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
                     into[name] = args[0].clone()
                     into[name].retain_grad()
@@ -195,7 +244,9 @@ def act_grad(model: nn.Module, readers: Readers, data: Data) -> Tensor:
 
                 return hook
 
-            hooks = [model.get_submodule(n).register_forward_pre_hook(keep(n, seen)) for n, _ in readers]
+            hooks = [
+                model.get_submodule(n).register_forward_pre_hook(keep(n, seen)) for n, _ in readers
+            ]
             F.cross_entropy(model(x[None]), y[None]).backward()
             change = torch.zeros(n_units(readers), dtype=torch.float64)
             for name, units in readers:
@@ -211,7 +262,9 @@ def act_grad(model: nn.Module, readers: Readers, data: Data) -> Tensor:
     return total / samples
 
 
-def greedy_fs(model: nn.Module, readers: Readers, data: Data, k: int, generator: torch.Generator) -> list[int]:
+def greedy_fs(
+    model: nn.Module, readers: Readers, data: Data, k: int, generator: torch.Generator
+) -> list[int]:
     """Every candidate is a full forward pass of a masked copy."""
     n, kept = n_units(readers), []
     while len(kept) < k:
@@ -237,7 +290,9 @@ def sensitivities(model: nn.Module, readers: Readers, data: Data) -> list[float]
                     for w in (block.weight.clamp(min=0), (-block.weight).clamp(min=0)):
                         terms = a[:, None] * w  # [d, m]
                         sums = terms.sum(0)
-                        sums = torch.where(sums < torch.finfo(torch.float32).eps, float("inf"), sums)
+                        sums = torch.where(
+                            sums < torch.finfo(torch.float32).eps, float("inf"), sums
+                        )
                         shares = (terms / sums).amax(1).tolist()
                         for j, u in enumerate(block.units.tolist()):
                             if u >= 0:
@@ -257,8 +312,12 @@ def sampling(
     rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
     counts = rng.multinomial(m, p / p.sum())
     while (counts > 0).sum() > k:  # the least probable goes
-        counts[max((u for u in range(len(p)) if counts[u] > 0), key=lambda u: (-round(p[u], 10), u))] = 0
+        counts[
+            max((u for u in range(len(p)) if counts[u] > 0), key=lambda u: (-round(p[u], 10), u))
+        ] = 0
     while (counts > 0).sum() < k:  # the most probable comes
-        counts[min((u for u in range(len(p)) if counts[u] == 0), key=lambda u: (-round(p[u], 10), u))] = 1
+        counts[
+            min((u for u in range(len(p)) if counts[u] == 0), key=lambda u: (-round(p[u], 10), u))
+        ] = 1
     scale = [c / (m * x) if x > 0 else 1.0 for c, x in zip(counts, p, strict=True)]
     return [u for u in range(len(p)) if counts[u] > 0], scale if k < len(p) else [1.0] * len(p)

@@ -1,4 +1,6 @@
-"""A complete picture of what a caller hands over, and errors put into every call that happens meanwhile."""
+"""A complete picture of what a caller hands over, and errors put into every call that happens
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from zoo_odd import Memory
 
 import subprune
-from subprune.program import flat_tensors
+from subprune.program.program import flat_tensors
 
 PACKAGE = str(Path(subprune.__file__).parent)
 OBJECTS = (Memory, SimpleNamespace)
@@ -26,12 +28,22 @@ OBJECTS = (Memory, SimpleNamespace)
 
 def picture(model: nn.Module, data: Any = ()) -> dict[str, Any]:
     """Objects by identity, tensors by value and version, and everything global."""
-    return {"model": _modules(model), "tensors": _tensors(model), "data": _values(data), "process": _process()}
+    return {
+        "model": _modules(model),
+        "tensors": _tensors(model),
+        "data": _values(data),
+        "process": _process(),
+    }
 
 
 def _modules(model: nn.Module) -> list[Any]:
-    """Classes, modes, attributes, and the contents of dicts, lists and sets, all by identity and in order."""
-    return [(id(m), type(m), m.training, {name: _held(x) for name, x in vars(m).items()}) for m in model.modules()]
+    """Classes, modes, attributes, and the contents of dicts, lists and sets, all by identity and in
+    order.
+    """
+    return [
+        (id(m), type(m), m.training, {name: _held(x) for name, x in vars(m).items()})
+        for m in model.modules()
+    ]
 
 
 def _held(x: Any) -> Any:
@@ -49,12 +61,19 @@ def _held(x: Any) -> Any:
 
 
 def _tensors(model: nn.Module) -> list[Any]:
-    plain = [x for m in model.modules() for x in flat_tensors([v for v in vars(m).values() if not _is_table(v)])]
+    plain = [
+        x
+        for m in model.modules()
+        for x in flat_tensors([v for v in vars(m).values() if not _is_table(v)])
+    ]
     return _values_and_versions([*model.parameters(), *model.buffers(), *plain])
 
 
 def _values_and_versions(tensors: list[Tensor]) -> list[Any]:
-    return [(type(x), x.dtype, x.requires_grad, id(x.grad), x._version, x.detach().numpy().tobytes()) for x in tensors]
+    return [
+        (type(x), x.dtype, x.requires_grad, id(x.grad), x._version, x.detach().numpy().tobytes())
+        for x in tensors
+    ]
 
 
 def _is_table(x: Any) -> bool:
@@ -74,12 +93,18 @@ def _process() -> dict[str, Any]:
         "dtype": (torch.get_default_dtype(), torch.get_default_device()),
         "threads": (torch.get_num_threads(), threads_of_new_threads()),
         "random": (torch.get_rng_state().numpy().tobytes(), random.getstate(), _numpy_state()),
-        "hooks": [list(getattr(hooks, name)) for name in vars(hooks) if name.startswith("_global_")
-                  and isinstance(getattr(hooks, name), dict)],
+        "hooks": [
+            list(getattr(hooks, name))
+            for name in vars(hooks)
+            if name.startswith("_global_") and isinstance(getattr(hooks, name), dict)
+        ],
         "modes": list(_get_current_dispatch_mode_stack()),
-        "logging": (logging.getLogger("torch._subclasses.fake_tensor").level, logging.root.manager.disable,
-                    logging.root.level),
-    }  # fmt: skip
+        "logging": (
+            logging.getLogger("torch._subclasses.fake_tensor").level,
+            logging.root.manager.disable,
+            logging.root.level,
+        ),
+    }
 
 
 def _numpy_state() -> list[Any]:
@@ -96,9 +121,13 @@ def threads_of_new_threads() -> int:
 
 
 class Calls:
-    """Counts the calls of the package's own functions, generators' resumptions too, and raises at one of them."""
+    """Counts the calls of the package's own functions, generators' resumptions too, and raises at
+    one of them.
+    """
 
-    def __init__(self, at: tuple[CodeType, int] | None = None, error: type[BaseException] = Exception) -> None:
+    def __init__(
+        self, at: tuple[CodeType, int] | None = None, error: type[BaseException] = Exception
+    ) -> None:
         self.at, self.error = at, error
         self.counts: dict[CodeType, int] = {}
         self.raised = False
@@ -124,7 +153,8 @@ class Calls:
 def places(counts: dict[CodeType, int], part: int, parts: int) -> list[tuple[CodeType, int]]:
     """Every so-manyth function, each at its first call, its last, or one between, in turn.
 
-    Comprehensions are parts of functions, and an error in one that is being closed would reach nobody.
+    Comprehensions are parts of functions, and an error in one that is being closed would reach
+    nobody.
     """
     named = [c for c in counts if not c.co_name.endswith(("comp>", "expr>"))]
     chosen = sorted(named, key=lambda c: (c.co_filename, c.co_firstlineno, c.co_name))[part::parts]

@@ -12,7 +12,9 @@ import torch
 import subprune
 from subprune.errors import OptionError
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parent.parent / "docs" / "adding-a-method.md").read_text(
+    encoding="utf-8"
+)
 
 
 def test_the_text_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""BatchNorm re-estimation: what it computes, what it leaves alone, and that every method can have it."""
+"""BatchNorm re-estimation: what it computes, what it leaves alone, and that every method can have
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,21 @@ from method_nets import NETS
 from torch import Tensor, nn
 
 import subprune
-from subprune.batchnorm import pooled, recalibrate
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.experiments.models import build
-from subprune.registry import METHODS
+from subprune.methods import METHODS
+from subprune.statistics.batchnorm import pooled, recalibrate
+from subprune.zoo.models import build
 
 NET = NETS["plain"]
 
 
-def by_hand(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Averages over batches of each norm's batch mean and unbiased variance; earlier norms use their batch's own."""
+def by_hand(
+    model: nn.Module, data: list[tuple[Tensor, Tensor]]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Averages over batches of each norm's batch mean and unbiased variance; earlier norms use
+    their batch's own.
+    """
     sums: dict[str, list[tuple[Tensor, Tensor]]] = {"bn1": [], "bn2": []}
 
     def norm(name: str, x: Tensor) -> Tensor:
@@ -42,9 +48,11 @@ def by_hand(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str, tu
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_have_it(method: str) -> None:
     data = NET.data(3, 12)
-    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    extra = {"train_data": data} if METHODS[method].selector.needs_pool else {}
     kept, fresh = (
-        subprune.prune(NET.build(), data, method=method, budgets=NET.keep, batchnorm=b, progress=False, **extra)
+        subprune.prune(
+            NET.build(), data, method=method, budgets=NET.keep, batchnorm=b, progress=False, **extra
+        )
         for b in ("keep", "recalibrate")
     )
     assert kept.plan.kept == fresh.plan.kept
@@ -74,13 +82,19 @@ def norm_inputs(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> dict[str
     return {name: torch.cat(xs).double() for name, xs in seen.items()}
 
 
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 @pytest.mark.parametrize("method", METHODS)
-def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, reweight: bool) -> None:
+def test_taken_on_the_way_they_are_those_of_the_pruned_model(method: str, fit: str | None) -> None:
     data = [(x.double(), y) for x, y in NET.data(3, 12)]
-    extra = {"train_data": data} if METHODS[method].needs_train_data else {}
+    extra = {"train_data": data} if METHODS[method].selector.needs_pool else {}
     result = subprune.prune(
-        NET.build().double(), data, method=method, budgets=NET.keep, batchnorm="sequential", reweight=reweight, **extra
+        NET.build().double(),
+        data,
+        method=method,
+        budgets=NET.keep,
+        batchnorm="sequential",
+        fit=fit,
+        **extra,
     )
     found = norm_inputs(result.model, data)
     assert set(found) == {"bn1", "bn2"}
@@ -96,7 +110,9 @@ def test_on_the_way_through_residual_branches(method: str) -> None:
     torch.manual_seed(0)
     model = build("resnet20").eval().double()
     data = [(torch.randn(8, 3, 32, 32, dtype=torch.float64), torch.arange(8)) for _ in range(2)]
-    result = subprune.prune(model, data, method=method, compression=2, only="layer*.conv1", batchnorm="sequential")
+    result = subprune.prune(
+        model, data, method=method, compression=2, only="layer*.conv1", batchnorm="sequential"
+    )
     found = norm_inputs(result.model, data)
     assert len(found) == 19
     for name, x in found.items():
@@ -112,11 +128,15 @@ def test_on_the_way_a_norm_that_is_used_twice_is_left_alone() -> None:
             self.norm, self.own = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.last(self.own(torch.relu(self.norm(self.second(torch.relu(self.norm(self.first(x))))))))
+            y: Tensor = self.last(
+                self.own(torch.relu(self.norm(self.second(torch.relu(self.norm(self.first(x)))))))
+            )
             return y
 
     model = Twice().eval()
-    small = subprune.prune(model, torch.randn(64, 4), budgets={"first": 3}, batchnorm="sequential").model
+    small = subprune.prune(
+        model, torch.randn(64, 4), budgets={"first": 3}, batchnorm="sequential"
+    ).model
     assert bool((small.norm.running_mean == 0).all())
     assert bool((small.own.running_mean != 0).any())
 
@@ -138,12 +158,19 @@ def test_modes_momentum_and_counters_come_back() -> None:
     model.fc1.train()
     counter = model.bn1.num_batches_tracked.clone()
     assert recalibrate(model, batches(NET.data(2, 6), model, None)) == ["bn1", "bn2"]
-    assert (model.bn1.momentum, model.bn1.training, model.bn2.training, model.fc1.training) == (0.3, True, False, True)
+    assert (model.bn1.momentum, model.bn1.training, model.bn2.training, model.fc1.training) == (
+        0.3,
+        True,
+        False,
+        True,
+    )
     assert torch.equal(model.bn1.num_batches_tracked, counter)
 
 
 def test_models_without_running_statistics_are_left_alone() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, track_running_stats=False), nn.Dropout(0.5)).eval()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3, track_running_stats=False), nn.Dropout(0.5)
+    ).eval()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     assert recalibrate(model, batches(torch.randn(4, 2, 3, 3), model, None)) == []
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,47 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from views import recipe_of, setting_of
 
 import subprune
-from subprune.budget import (
+from subprune.budget.accuracy import (
     FRACTIONS,
     AccuracyCurve,
-    Demand,
-    Rounding,
-    Target,
     accuracy_curves,
-    allocate,
     equal_accuracy,
+    measured_counts,
 )
-from subprune.budget.accuracy import measured_counts
-from subprune.budget.rules import by_knapsack
-from subprune.calibrate import Calibration, Passage
-from subprune.data import batches
+from subprune.budget.allocators import ALLOCATORS
+from subprune.budget.demand import Demand
+from subprune.budget.goal import Goal, Limit, Rounding
+from subprune.budget.knapsack import by_knapsack
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
-from subprune.greedy import KeepOrder
-from subprune.measure import accuracy, agreement, count_parameters
-from subprune.methods import find_method
-from subprune.ranking import curves, in_order
+from subprune.fit.keep import Keep
+from subprune.loop.looks import curves
+from subprune.loop.tour import in_order
+from subprune.measure.figures import accuracy, agreement, count_parameters
+from subprune.select.greedy import KeepOrder
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 RULES = ("uniform", "error", "knapsack", "balanced", "equal-accuracy", "equal-agreement")
+
+
+def demand_of(
+    calibration: Calibration, rule: str, goal: Goal, rounding: Rounding | None = None
+) -> Demand:
+    return Demand(
+        setting=setting_of(calibration),
+        recipe=recipe_of("layer-in-change"),
+        goal=goal,
+        allocator=ALLOCATORS[rule],
+        cost=CostModel(calibration.model, calibration.structure),
+        rounding=rounding or Rounding(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +93,18 @@ def net() -> nn.Module:
     return model.eval()
 
 
-# ---- curves -----------------------------------------------------------------------------------------
+# ---- curves --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("labels", [True, False])
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", ["keep", None])
 @pytest.mark.parametrize("name", ["layer-in-change", "asym-in-change", "layer-weight-norm"])
-def test_curves_equal_pruning_each_layer_alone(net: nn.Module, labels: bool, reweight: bool, name: str) -> None:
-    """The partial reruns give what really pruning that one layer and evaluating the whole model gives."""
+def test_curves_equal_pruning_each_layer_alone(
+    net: nn.Module, labels: bool, fit: str | None, name: str
+) -> None:
+    """The partial reruns give what really pruning that one layer and evaluating the whole model
+    gives.
+    """
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(90, 1, 14, 14, generator=generator)
     y = net(x).argmax(-1)
@@ -94,17 +114,30 @@ def test_curves_equal_pruning_each_layer_alone(net: nn.Module, labels: bool, rew
     groups = calibration.structure.inner()
     assert {g.name for g in groups} == {"a", "b", "c", "d"}
     fractions = (0.2, 0.5, 0.8, 1.0)
-    found = accuracy_curves(calibration, verification, groups, find_method(name), reweight=reweight, labels=labels,
-                            fractions=fractions)  # fmt: skip
+    recipe = recipe_of(name)
+    if fit == "keep":
+        recipe = replace(recipe, fit=Keep())
+    found = accuracy_curves(
+        setting_of(calibration), recipe, verification, labels=labels, fractions=fractions
+    )
+    fitted = {"ridge": 0} if fit is None else {"fit": fit}
     plain = "layer-in-change" if name == "asym-in-change" else name
     for group in groups:
         assert found[group.name].counts == tuple(measured_counts(group.n_units, fractions))
         for k, p in zip(found[group.name].counts, found[group.name].values, strict=True):
-            small = subprune.prune(net, x[:40], method=plain, budgets={group.name: k}, reweight=reweight, ridge=0).model
-            slow = accuracy(small, verification.batches) if labels else agreement(net, small, verification.batches)
+            small = subprune.prune(
+                net, x[:40], method=plain, budgets={group.name: k}, **fitted
+            ).model
+            slow = (
+                accuracy(small, verification.batches)
+                if labels
+                else agreement(net, small, verification.batches)
+            )
             assert p == pytest.approx(slow, abs=1.01 / 50)  # one image on the fence
-    assert all(c.values[-1] == pytest.approx(1.0 if not labels else accuracy(net, verification.batches))
-               for c in found.values())  # fmt: skip
+    assert all(
+        c.values[-1] == pytest.approx(1.0 if not labels else accuracy(net, verification.batches))
+        for c in found.values()
+    )
 
 
 def test_fractions_are_the_papers() -> None:
@@ -144,7 +177,8 @@ def test_equal_accuracy_picks_from_the_papers_fractions(lenet: nn.Module, ratio:
         values[-1] = 1.0
         found[g.name] = AccuracyCurve(tuple(counts), tuple(values.tolist()))
         smallest = {
-            k: min((f for f in FRACTIONS if int(f * g.n_units + 1e-9) == k), default=k / g.n_units) for k in counts
+            k: min((f for f in FRACTIONS if int(f * g.n_units + 1e-9) == k), default=k / g.n_units)
+            for k in counts
         }
         options.append([(p, k, smallest[k]) for k, p in zip(counts, values.tolist(), strict=True)])
     within = (c for c in product(*options) if lenet_params(tuple(k for _, k, _ in c)) <= limit)
@@ -153,9 +187,12 @@ def test_equal_accuracy_picks_from_the_papers_fractions(lenet: nn.Module, ratio:
     chosen = [next((k, f) for p, k, f in own if p >= level) for own in options]
     want = [k for k, _ in chosen]
     for i in sorted(range(4), key=lambda i: -chosen[i][1]):
-        while want[i] < groups[i].n_units and lenet_params((*want[:i], want[i] + 1, *want[i + 1 :])) <= limit:
+        while (
+            want[i] < groups[i].n_units
+            and lenet_params((*want[:i], want[i] + 1, *want[i + 1 :])) <= limit
+        ):
             want[i] += 1
-    counts_found = equal_accuracy(groups, found, cost, Target("params", limit, ""), Rounding())
+    counts_found = equal_accuracy(groups, found, cost, Limit("params", limit, ""), Rounding())
     assert [counts_found[g.name] for g in groups] == want
 
 
@@ -170,7 +207,7 @@ def test_cache_is_used_and_keyed(net: nn.Module, tmp_path: Path) -> None:
     assert again.plan.counts == first.plan.counts
     subprune.prune(net, x, compression=2.5, **options)  # another ratio, the same curves
     assert [f.stat().st_mtime_ns for f in tmp_path.iterdir()] == [stamp]
-    for change in ({"reweight": False}, {"seed": 3}, {"verify_data": x[:30]}):
+    for change in ({"fit": "keep"}, {"seed": 3}, {"verify_data": x[:30]}):
         subprune.prune(net, x, compression=1.5, **{**options, **change})
     other = copy.deepcopy(net)
     with torch.no_grad():
@@ -187,9 +224,17 @@ def test_equal_accuracy_needs_labels(net: nn.Module) -> None:
         subprune.prune(net, torch.randn(8, 1, 14, 14), compression=1.5, allocate="equal-accuracy")
 
 
-def test_what_accuracy_was_measured_on_is_said(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
+def test_what_accuracy_was_measured_on_is_said(
+    lenet: nn.Module, labelled: tuple[Tensor, Tensor]
+) -> None:
     x, y = labelled
-    options = {"budgets": None, "only": "fc2", "compression": 1.01, "method": "layer-weight-norm", "time_calls": False}
+    options = {
+        "budgets": None,
+        "only": "fc2",
+        "compression": 1.01,
+        "method": "layer-weight-norm",
+        "time_calls": False,
+    }
     equal = {**options, "allocate": "equal-accuracy"}
     said = "measured on the calibration data"
     assert any(said in n for n in subprune.prune(lenet, (x[:60], y[:60]), **equal).report.notes)
@@ -201,27 +246,30 @@ def test_what_accuracy_was_measured_on_is_said(lenet: nn.Module, labelled: tuple
         assert any("no accuracy was measured: verify_data has no labels" in n for n in report.notes)
 
 
-# ---- targets ----------------------------------------------------------------------------------------
+# ---- targets -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("target", [{"compression": 2}, {"compression": 8.3}, {"speedup": 3}])
 @pytest.mark.parametrize("round_to", [1, 4])
 def test_every_rule_gives_the_largest_model_within(
-    lenet: nn.Module, labelled: tuple[Tensor, Tensor], rule: str, target: dict[str, float], round_to: int
+    lenet: nn.Module,
+    labelled: tuple[Tensor, Tensor],
+    rule: str,
+    target: dict[str, float],
+    round_to: int,
 ) -> None:
     calibration = Calibration.of(lenet, batches((labelled[0][:100], labelled[1][:100]), lenet))
-    demand = Demand(calibration, calibration.structure.inner(), find_method("layer-in-change"), Rounding(round_to),
-                    **target)  # fmt: skip
-    counts = allocate(demand, rule)
-    size = demand.target.size(demand.cost, counts)
-    assert size <= demand.target.limit
+    demand = demand_of(calibration, rule, Goal(**target), Rounding(round_to))
+    counts = demand.shared_out()
+    size = demand.limit.size(demand.cost, counts)
+    assert size <= demand.limit.most
     for group in demand.groups:
         assert 1 <= counts[group.name] <= group.n_units
         assert counts[group.name] % round_to == 0 or counts[group.name] == group.n_units
         if counts[group.name] < group.n_units:
             more = {**counts, group.name: demand.rounding.next(counts[group.name], group.n_units)}
-            assert demand.target.size(demand.cost, more) > demand.target.limit
+            assert demand.limit.size(demand.cost, more) > demand.limit.most
 
 
 def test_knapsack_leaves_no_more_error_than_a_common_threshold(
@@ -229,11 +277,12 @@ def test_knapsack_leaves_no_more_error_than_a_common_threshold(
 ) -> None:
     """It minimises the sum of the curves, which the other rules do not."""
     calibration = Calibration.of(lenet, batches(labelled[0], lenet))
-    groups = calibration.structure.inner()
-    found = curves(calibration, groups, find_method("layer-in-change"))
+    found = curves(setting_of(calibration), recipe_of("layer-in-change"))
     for ratio in (2, 4, 8, 16):
-        demand = Demand(calibration, groups, find_method("layer-in-change"), compression=ratio)
-        left = {r: sum(float(found[n].errors[k]) for n, k in allocate(demand, r).items()) for r in RULES[:3]}
+        left = {}
+        for rule in RULES[:3]:
+            counts = demand_of(calibration, rule, Goal(compression=ratio)).shared_out()
+            left[rule] = sum(float(found[n].errors[k]) for n, k in counts.items())
         assert left["knapsack"] <= 1.2 * min(left["uniform"], left["error"])
 
 
@@ -247,14 +296,24 @@ def test_knapsack_is_near_the_best_of_all_budgets() -> None:
     names = [g.name for g in groups]
     gaps = []
     for limit in (35, 45, 55) * 15:
-        shares = [torch.rand(g.n_units, generator=generator).double().sort(descending=True).values for g in groups]
+        shares = [
+            torch.rand(g.n_units, generator=generator).double().sort(descending=True).values
+            for g in groups
+        ]
         falling = [1 - torch.cat([torch.zeros(1).double(), s.cumsum(0) / s.sum()]) for s in shares]
         errors = dict(zip(names, falling, strict=True))
-        known = {n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), ()) for n, e in errors.items()}
-        target = Target("params", limit, "limit")
+        known = {
+            n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), ()) for n, e in errors.items()
+        }
+        target = Limit("params", limit, "limit")
         found = by_knapsack(groups, known, cost, target, Rounding())
-        every = [dict(zip(names, k, strict=True)) for k in product(*(range(1, g.n_units + 1) for g in groups))]
-        best = min(sum(float(errors[n][k]) for n, k in c.items()) for c in every if target.fits(cost, c))
+        every = [
+            dict(zip(names, k, strict=True))
+            for k in product(*(range(1, g.n_units + 1) for g in groups))
+        ]
+        best = min(
+            sum(float(errors[n][k]) for n, k in c.items()) for c in every if target.fits(cost, c)
+        )
         gaps.append(sum(float(errors[n][k]) for n, k in found.items()) - best)
     assert max(gaps) < 0.1
     assert sum(g < 1e-9 for g in gaps) > len(gaps) / 2  # mostly the best of all
@@ -268,7 +327,9 @@ def test_parameters_are_exact(lenet: nn.Module, labelled: tuple[Tensor, Tensor])
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_infeasible_names_the_nearest(lenet: nn.Module, labelled: tuple[Tensor, Tensor], rule: str) -> None:
+def test_infeasible_names_the_nearest(
+    lenet: nn.Module, labelled: tuple[Tensor, Tensor], rule: str
+) -> None:
     with pytest.raises(BudgetError, match=r"nearest feasible ratio is [\d.]+") as caught:
         subprune.prune(lenet, labelled, compression=5000, allocate=rule, n_samples=50)
     ratio = float(re.search(r"ratio is ([\d.]+)", str(caught.value))[1])
@@ -288,11 +349,15 @@ def test_rounding() -> None:
     assert [r.down(k, 20) for k in (3, 8, 15, 19, 20)] == [8, 8, 8, 16, 20]
     assert [r.up(k, 20) for k in (0, 1, 9, 17)] == [8, 8, 16, 20]
     assert r.down(2, 5) == 5  # a narrow group stays whole
-    assert Target("params", 3, "x").quantity == "params"
+    assert Limit("params", 3, "x").quantity == "params"
 
 
-def test_a_fraction_that_is_missed_is_said(lenet: nn.Module, labelled: tuple[Tensor, Tensor]) -> None:
-    """A group has at least one unit, and at least `round_to`; what asks for less keeps more, and says so."""
+def test_a_fraction_that_is_missed_is_said(
+    lenet: nn.Module, labelled: tuple[Tensor, Tensor]
+) -> None:
+    """A group has at least one unit, and at least `round_to`; what asks for less keeps more, and
+    says so.
+    """
 
     def notes(**options: Any) -> tuple[str, ...]:
         report = subprune.prune(lenet, labelled[0][:40], time_calls=False, **options).report
@@ -308,12 +373,16 @@ def test_a_fraction_that_is_missed_is_said(lenet: nn.Module, labelled: tuple[Ten
     (note,) = notes(keep=0.01, method="random")
     assert note.endswith(" of 226 units in all groups")
     for method in ("layer-weight-norm", "random"):
-        with pytest.raises(BudgetError, match=r"widest group has 120 units, .* give a round_to below 120"):
+        with pytest.raises(
+            BudgetError, match=r"widest group has 120 units, .* give a round_to below 120"
+        ):
             subprune.prune(lenet, labelled[0][:40], keep=0.5, round_to=120, method=method)
 
 
 class Branches(nn.Module):
-    """Two branches side by side, one with a norm: its first layer runs before the other branch is decided."""
+    """Two branches side by side, one with a norm: its first layer runs before the other branch is
+    decided.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +395,9 @@ class Branches(nn.Module):
 
 
 def test_norm_of_a_parallel_branch_is_taken_again() -> None:
-    """The values a later decision looks at are those of the model as it is then: its own error says so."""
+    """The values a later decision looks at are those of the model as it is then: its own error says
+    so.
+    """
     torch.manual_seed(2)
     model = Branches().eval()
     x = torch.randn(200, 6)
@@ -338,8 +409,12 @@ def test_norm_of_a_parallel_branch_is_taken_again() -> None:
         assert (mark is None) == (not group.narrowings)
         if mark is not None:
             assert mark.position == group.first_op < passage.run.position
-    method = find_method("layer-in-change")
-    found = accuracy_curves(calibration, calibration, groups, method, labels=False, fractions=(0.5, 1.0))
+    setting, recipe = setting_of(calibration), recipe_of("layer-in-change")
+    found = accuracy_curves(setting, recipe, calibration, labels=False, fractions=(0.5, 1.0))
     for group in groups:
-        small = subprune.prune(model, x, method="layer-in-change", budgets={group.name: 4}, ridge=0).model
-        assert found[group.name].values[0] == pytest.approx(agreement(model, small, calibration.batches), abs=0.006)
+        small = subprune.prune(
+            model, x, method="layer-in-change", budgets={group.name: 4}, ridge=0
+        ).model
+        assert found[group.name].values[0] == pytest.approx(
+            agreement(model, small, calibration.batches), abs=0.006
+        )

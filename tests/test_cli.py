@@ -21,7 +21,7 @@ import subprune
 from subprune.budget.cache import Cache
 from subprune.cli.app import app
 from subprune.errors import StructureError
-from subprune.experiments.models import LeNet
+from subprune.zoo.models import LeNet
 
 FAST = ("--method", "layer-in-change", "--n-samples", 40)
 LENET = ("--model", "lenet-mnist", "--data", "mnist-sample", *FAST)
@@ -34,17 +34,25 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_prune_report_export(run: Run, tmp_path: Path) -> None:
     small = tmp_path / "small"
-    done = run("prune", *LENET, "--compression", 4, "--output", small, "--time", "--guarantees")
+    done = run(
+        "prune", *LENET, "--compression", 4, "--output", small, "--time-calls", "--guarantees"
+    )
     assert done.code == 0, done.err
     assert "conv1" in done.out
-    assert sorted(p.name for p in small.iterdir()) == ["model.safetensors", "report.html", "report.json"]
+    assert sorted(p.name for p in small.iterdir()) == [
+        "model.safetensors",
+        "report.html",
+        "report.json",
+    ]
     again = subprune.load(LeNet(), small / "model.safetensors")
     report = subprune.Report.from_json((small / "report.json").read_bytes())
     assert sum(p.numel() for p in again.parameters()) == report.parameters[1]
     assert report.command.startswith("subprune prune --model lenet-mnist")
     assert report.guarantees
     assert report.latency is not None
-    exported = run("export", small / "model.safetensors", "--model", "lenet", "--torch-export", "--json")
+    exported = run(
+        "export", small / "model.safetensors", "--model", "lenet", "--torch-export", "--json"
+    )
     assert exported.code == 0, exported.err
     assert json.loads(exported.out)[0]["difference"] <= 1e-4
     shown = run("report", small)
@@ -55,8 +63,12 @@ def test_prune_report_export(run: Run, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "page.html").read_text()
 
 
-def test_bounds_speak_of_what_was_done(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default where it is quick, never for a method they are not about, and not at the cost of the result."""
+def test_bounds_speak_of_what_was_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default where it is quick, never for a method they are not about, and not at the cost of
+    the result.
+    """
     args = ("prune", *LENET, "--keep", 0.5, "--output")
 
     def bounds(name: str, *more: object) -> list[Any]:
@@ -74,7 +86,7 @@ def test_bounds_speak_of_what_was_done(run: Run, tmp_path: Path, monkeypatch: py
     assert sum(seconds["parts"].values()) == pytest.approx(seconds["seconds"], rel=0.01)
     assert not bounds("recalibrated", "--batchnorm", "recalibrate")
     others = (("--batchnorm", "recalibrate"), ("--batchnorm", "sequential"), ("--epsilon", 0.5))
-    for more in (("--method", "layer-weight-norm"), ("--no-reweight",), *others):
+    for more in (("--method", "layer-weight-norm"), ("--fit", "keep"), *others):
         refused = run(*args, tmp_path / "refused", "--guarantees", *more)
         assert refused.code == 2
         assert "bounds are proven for" in refused.err
@@ -109,10 +121,9 @@ def test_help_has_examples(run: Run) -> None:
     assert "completion" in run("--help").out
     assert run("--version").out.startswith("subprune ")
     assert "asym-in-change" in run("methods").out
-    assert run("experiment", "--help").code == 0
 
 
-# ---- models, weights and data -----------------------------------------------------------------------
+# ---- models, weights and data --------------------------------------------------------------------
 
 
 def mlp() -> torch.nn.Module:
@@ -138,7 +149,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     state = mlp().state_dict()
     save_file(state, tmp_path / "w.safetensors")
     torch.save(state, tmp_path / "w.pt")
-    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "w.pth")
+    torch.save(
+        {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "w.pth"
+    )
     x = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
     np.save(tmp_path / "x.npy", x.numpy())
     np.savez(tmp_path / "x.npz", x=x.numpy().astype(np.float64), labels=np.arange(20) % 3)
@@ -158,7 +171,18 @@ def test_sources_agree(run: Run, folder: Path) -> None:
             for data in ("x.npy", "x.npz", "z.npz", "x.safetensors", "nets_of_mine:batches"):
                 if model.endswith("py:build") and data != "x.npy":
                     continue
-                done = run("prune", "--model", model, "--weights", weights, "--data", data, "--keep", 0.5, "--json")
+                done = run(
+                    "prune",
+                    "--model",
+                    model,
+                    "--weights",
+                    weights,
+                    "--data",
+                    data,
+                    "--keep",
+                    0.5,
+                    "--json",
+                )
                 assert done.code == 0, done.err
                 seen.add(json.dumps(kept(done.out)))
     assert len(seen) == 1
@@ -174,7 +198,9 @@ def test_saved_small_models_are_weights_too(run: Run, folder: Path) -> None:
 
 def image(x: Tensor, path: Path) -> None:
     pixels = (x * 255).round().to(torch.uint8).numpy()
-    header = f"P{6 if pixels.shape[0] == 3 else 5}\n# drawn\n{pixels.shape[2]} {pixels.shape[1]}\n255\n"
+    header = (
+        f"P{6 if pixels.shape[0] == 3 else 5}\n# drawn\n{pixels.shape[2]} {pixels.shape[1]}\n255\n"
+    )
     path.write_bytes(header.encode() + pixels.transpose(1, 2, 0).tobytes())
 
 
@@ -190,7 +216,19 @@ def test_a_folder_of_images(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         else:
             image(x, tmp_path / "images" / "more" / f"{i:02}.pgm")
     (tmp_path / "images" / "notes.txt").write_text("not an image")
-    args = ("prune", "--model", "lenet-mnist", "--data", "images", "--mean", "0.1307", "--std", "0.3081", "--keep", 0.5)
+    args = (
+        "prune",
+        "--model",
+        "lenet-mnist",
+        "--data",
+        "images",
+        "--mean",
+        "0.1307",
+        "--std",
+        "0.3081",
+        "--keep",
+        0.5,
+    )
     done = run(*args, "--output", "small")
     assert done.code == 0, done.err
     assert subprune.Report.from_json(Path("small/report.json").read_bytes()).samples == 12
@@ -202,15 +240,19 @@ def test_a_folder_of_images(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_pillow_reads_what_it_knows(tmp_path: Path) -> None:
-    pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install 'subprune[images]'")
+    pil = pytest.importorskip(
+        "PIL.Image", reason="Pillow is not installed: pip install 'subprune[images]'"
+    )
     from subprune.cli.arrays import read_image
 
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     pil.fromarray(pixels).save(tmp_path / "a.png")
-    assert torch.equal(read_image(tmp_path / "a.png"), torch.from_numpy(pixels.transpose(2, 0, 1)).float() / 255)
+    assert torch.equal(
+        read_image(tmp_path / "a.png"), torch.from_numpy(pixels.transpose(2, 0, 1)).float() / 255
+    )
 
 
-# ---- stopping and going on --------------------------------------------------------------------------
+# ---- stopping and going on -----------------------------------------------------------------------
 
 
 def interrupting() -> Iterator[Tensor]:
@@ -219,9 +261,13 @@ def interrupting() -> Iterator[Tensor]:
     yield torch.randn(4, 1, 28, 28)
 
 
-def test_ctrl_c_leaves_nothing_half_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_nothing_half_written(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = ("--data", f"{__name__}:interrupting")
-    done = run("prune", "--model", "lenet-mnist", *data, "--keep", 0.5, "--output", tmp_path / "small")
+    done = run(
+        "prune", "--model", "lenet-mnist", *data, "--keep", 0.5, "--output", tmp_path / "small"
+    )
     assert done.code == 130
     assert "stopped" in done.err
     assert not list((tmp_path / "small").iterdir()) if (tmp_path / "small").exists() else True
@@ -237,7 +283,16 @@ def test_ctrl_c_leaves_nothing_half_written(run: Run, tmp_path: Path, monkeypatc
 
 def test_long_work_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after two of four accuracy curves, the same command measures only the other two."""
-    args = ("prune", *LENET, "--allocate", "equal-agreement", "--compression", 3, "--output", tmp_path / "small")
+    args = (
+        "prune",
+        *LENET,
+        "--allocate",
+        "equal-agreement",
+        "--compression",
+        3,
+        "--output",
+        tmp_path / "small",
+    )
     write, written = Cache.write, []
 
     def counted(self: Cache, name: str, entry: Any) -> None:
@@ -250,40 +305,60 @@ def test_long_work_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(Cache, "write", counted)
         assert run(*args).code == 130
     seen: list[str] = []
-    monkeypatch.setattr(Cache, "write", lambda self, name, entry: (seen.append(name), write(self, name, entry)))
+    monkeypatch.setattr(
+        Cache, "write", lambda self, name, entry: (seen.append(name), write(self, name, entry))
+    )
     assert run(*args).code == 0
     assert sorted(seen + written) == ["conv1", "conv2", "fc1", "fc2"]
 
 
-# ---- bad input --------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "no target": (("prune", *LENET), "exactly one target"),
     "two targets": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "exactly one target"),
     "too much": (("prune", *LENET, "--compression", 1e9), "nearest feasible"),
     "too much, dry": (("prune", *LENET, "--compression", 1e9, "--dry-run"), "nearest feasible"),
-    "a model's name": (("prune", "--model", "lenett", "--data", "mnist-sample", "--keep", 0.5), "did you mean 'lenet'"),
+    "a model's name": (
+        ("prune", "--model", "lenett", "--data", "mnist-sample", "--keep", 0.5),
+        "did you mean 'lenet'",
+    ),
     "no such module": (
         ("prune", "--model", "nowhere:f", "--data", "mnist-sample", "--keep", 0.5),
         "cannot be imported",
     ),
-    "no such name": (("prune", "--model", "json:dumpz", "--data", "mnist-sample", "--keep", 0.5), "did you mean 'dump"),
-    "not a model": (("prune", "--model", "os:getcwd", "--data", "mnist-sample", "--keep", 0.5), "gave a str"),
-    "a failing callable": (("prune", "--model", "json:loads", "--data", "mnist-sample", "--keep", 0.5), "TypeError"),
+    "no such name": (
+        ("prune", "--model", "json:dumpz", "--data", "mnist-sample", "--keep", 0.5),
+        "did you mean 'dump",
+    ),
+    "not a model": (
+        ("prune", "--model", "os:getcwd", "--data", "mnist-sample", "--keep", 0.5),
+        "gave a str",
+    ),
+    "a failing callable": (
+        ("prune", "--model", "json:loads", "--data", "mnist-sample", "--keep", 0.5),
+        "TypeError",
+    ),
     "data": (
         ("prune", "--model", "lenet-mnist", "--data", "mnist-smaple", "--keep", 0.5),
         "did you mean 'mnist-sample'",
     ),
-    "no data file": (("prune", "--model", "lenet-mnist", "--data", "no.npy", "--keep", 0.5), "not a file"),
+    "no data file": (
+        ("prune", "--model", "lenet-mnist", "--data", "no.npy", "--keep", 0.5),
+        "not a file",
+    ),
     "no weights": (("prune", *LENET, "--weights", "no.pt", "--keep", 0.5), "not a file"),
-    "budgets": (("prune", *LENET, "--budget", "conv1"), "GROUP=UNITS"),
-    "a group": (("prune", *LENET, "--budget", "conv9=1"), "did you mean"),
+    "budgets": (("prune", *LENET, "--budgets", "conv1"), "GROUP=UNITS"),
+    "a group": (("prune", *LENET, "--budgets", "conv9=1"), "did you mean"),
     "a method": (("prune", *LENET, "--keep", 0.5, "--method", "asym"), "asym-in-change"),
     "a rule": (("prune", *LENET, "--compression", 2, "--allocate", "eror"), "'error'"),
     "an option": (("prune", *LENET, "--kep", 0.5), "--keep"),
     "a number": (("prune", *LENET, "--keep", "half"), "valid"),
     "samples": (("prune", *LENET, "--keep", 0.5, "--n-samples", 0), "at least 1"),
-    "mean": (("prune", "--model", "lenet-mnist", "--data", ".", "--mean", "a", "--keep", 0.5), "without images"),
+    "mean": (
+        ("prune", "--model", "lenet-mnist", "--data", ".", "--mean", "a", "--keep", 0.5),
+        "without images",
+    ),
     "nothing to export": (("export", "x.safetensors", "--model", "lenet"), "--onnx"),
     "export of nothing": (("export", "x.safetensors", "--model", "lenet", "--onnx"), "not a file"),
     "no report": (("report", "nowhere"), "no report"),
@@ -292,7 +367,9 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_use_is_explained(run: Run, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_use_is_explained(
+    run: Run, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     args, text = WRONG[case]
     done = run(*args)

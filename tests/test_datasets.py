@@ -1,4 +1,4 @@
-"""Readers that refuse what is damaged, draws that are reproducible and disjoint, crops that are right."""
+"""Readers that refuse what is damaged, draws that are reproducible and disjoint."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subprune.errors import DataError, OptionError
-from subprune.experiments import readers
-from subprune.experiments.datasets import (
+from subprune.zoo import readers
+from subprune.zoo.datasets import (
     Images,
-    augment,
     calibration_batches,
     dataset_names,
     load,
     split_verification,
 )
-from subprune.experiments.make_sample import TRAIN_IMAGES, draw
-from subprune.experiments.readers import idx_bytes, read_cifar, read_idx
+from subprune.zoo.readers import idx_bytes, read_cifar, read_idx
 from tests.shared import SHARED, needs_shared
 
 SHAPE = (5, 4, 3)
@@ -55,7 +53,9 @@ def images() -> Images:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_idx_round_trip(tmp_path: Path, zipped: bool) -> None:
     content = idx_bytes(pixels())
-    path = write(tmp_path, "a.gz" if zipped else "a", content if zipped else gzip.decompress(content))
+    path = write(
+        tmp_path, "a.gz" if zipped else "a", content if zipped else gzip.decompress(content)
+    )
     assert torch.equal(read_idx(path, SHAPE), pixels())
 
 
@@ -134,7 +134,9 @@ def cifar_bytes(labels: list[int]) -> bytes:
     return b"".join(bytes([label]) + bytes([label]) * (RECORD - 1) for label in labels)
 
 
-def test_cifar_files_are_found_and_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_files_are_found_and_joined_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "CIFAR_RECORDS", 2)
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
@@ -150,10 +152,14 @@ def test_cifar_files_are_found_and_joined_in_order(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("size", [0, 1, RECORD, 2 * RECORD - 1, 2 * RECORD + 1, 3 * RECORD])
-def test_cifar_of_another_length_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_cifar_of_another_length_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     monkeypatch.setattr(readers, "CIFAR_RECORDS", 2)
     path = write(tmp_path, "test_batch.bin", bytes(size))
-    with pytest.raises(DataError, match=rf"test_batch\.bin has {size} bytes; expected are {2 * RECORD}"):
+    with pytest.raises(
+        DataError, match=rf"test_batch\.bin has {size} bytes; expected are {2 * RECORD}"
+    ):
         read_cifar(path)
 
 
@@ -175,7 +181,9 @@ def test_a_giant_sparse_cifar_file_is_not_read(tmp_path: Path) -> None:
 # ---- load
 
 
-def test_unknown_names_and_places_are_refused_with_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_and_places_are_refused_with_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SUBPRUNE_DATA", raising=False)
     with pytest.raises(OptionError, match=r"'cifar'; did you mean 'cifar10'\? allowed are"):
         load("cifar", "test")
@@ -185,15 +193,17 @@ def test_unknown_names_and_places_are_refused_with_help(tmp_path: Path, monkeypa
         load("mnist", "test")
     with pytest.raises(DataError, match=r"nowhere does not exist"):
         load("mnist", "test", tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"):
+    with pytest.raises(
+        DataError, match=r"t10k-images-idx3-ubyte.gz or t10k-images-idx3-ubyte was not found in"
+    ):
         load("mnist", "test", tmp_path)
-    with pytest.raises(DataError, match=r"test_batch\.bin or test_batch was not found"):
+    with pytest.raises(DataError, match=r"test_batch\.bin was not found"):
         load("cifar10", "test", tmp_path)
 
 
 def test_the_sample_ships() -> None:
     train, test = load("mnist-sample", "train"), load("mnist-sample", "test")
-    assert train.images.shape == (TRAIN_IMAGES, 1, 28, 28)
+    assert train.images.shape == (4096, 1, 28, 28)
     assert test.images.shape == (10_000, 1, 28, 28)
     assert train.labels.dtype == torch.int64
     assert len(train.labels.unique()) == 10
@@ -201,16 +211,6 @@ def test_the_sample_ships() -> None:
     assert everything.dtype == torch.float32
     assert abs(float(everything.mean())) < 0.02
     assert abs(float(everything.std()) - 1) < 0.02
-
-
-@needs_shared
-def test_the_sample_equals_the_official_files() -> None:
-    official = {split: load("mnist", split, SHARED / "data") for split in ("train", "test")}
-    train, test = load("mnist-sample", "train"), load("mnist-sample", "test")
-    chosen = official["train"].subset(draw(len(official["train"])))
-    for ours, theirs in ((train, chosen), (test, official["test"])):
-        assert torch.equal(ours.images, theirs.images)
-        assert torch.equal(ours.labels, theirs.labels)
 
 
 @needs_shared
@@ -225,18 +225,28 @@ def test_official_files_are_read_where_they_are_and_above(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", dataset_names())
 def test_normalisation_is_pixel_over_255_minus_mean_over_std(name: str) -> None:
-    mean, std = ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)) if name == "cifar10" else ((0.1307,), (0.3081,))
+    mean, std = (
+        ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+        if name == "cifar10"
+        else ((0.1307,), (0.3081,))
+    )
     data = Images(pixels((4, len(mean), 2, 2)), torch.zeros(4, dtype=torch.int64), name, "test")
     shape = (1, -1, 1, 1)
-    expected = (data.images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    expected = (data.images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(
+        std
+    ).view(shape)
     torch.testing.assert_close(data.inputs(), expected.float())
     torch.testing.assert_close(data.inputs(torch.tensor([2, 0])), expected[[2, 0]].float())
     assert data.images.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)])
+@pytest.mark.parametrize(
+    "bad", [pixels((4, 1, 2, 2)), pixels((3, 3, 2, 2)), pixels((4, 3, 4)), torch.ones(4, 3, 2, 2)]
+)
 def test_images_that_are_not_pixels_of_the_data_set_are_refused(bad: torch.Tensor) -> None:
-    with pytest.raises(DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"):
+    with pytest.raises(
+        DataError, match=r"cifar10 needs torch.uint8 of shape \(4, 3, height, width\)"
+    ):
         Images(bad, torch.zeros(4, dtype=torch.int64), "cifar10", "test")
     with pytest.raises(DataError, match="allowed are cifar10, mnist, mnist-sample"):
         Images(bad, torch.zeros(4, dtype=torch.int64), "svhn", "test")
@@ -257,16 +267,10 @@ def test_calibration_is_a_reproducible_draw_without_repeats(images: Images) -> N
     assert other.tolist() != drawn.tolist()
 
 
-def test_augmented_calibration_draws_the_same_images(images: Images) -> None:
-    (plain, labels), (changed, same) = (
-        calibration_batches(images, 20, seed=3, augmented=augmented)[0] for augmented in (False, True)
-    )
-    assert torch.equal(labels, same)
-    assert not torch.equal(plain, changed)
-
-
 @pytest.mark.parametrize("seed", [0, 42])
-def test_verification_is_disjoint_from_the_rest_and_from_calibration(images: Images, seed: int) -> None:
+def test_verification_is_disjoint_from_the_rest_and_from_calibration(
+    images: Images, seed: int
+) -> None:
     marked = Images(images.images, torch.arange(50), images.name, images.split)
     split = split_verification(marked, 10, seed)
     assert sorted(torch.cat(split).tolist()) == list(range(50))
@@ -289,27 +293,6 @@ def test_draws_larger_than_the_data_are_refused(images: Images, n: int) -> None:
 
 def test_random_draws_leave_the_global_generator_alone(images: Images) -> None:
     before = torch.get_rng_state()
-    calibration_batches(images, 20, seed=3, augmented=True)
+    calibration_batches(images, 20, seed=3)
     split_verification(images, 10, seed=3)
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_augmented_images_are_flipped_crops_of_the_padded_original() -> None:
-    originals = pixels((40, 2, 5, 7))
-    changed = augment(originals, torch.Generator().manual_seed(1), padding=2)
-    assert changed.dtype == torch.uint8
-    assert changed.shape == originals.shape
-    flips = set()
-    for before, after in zip(originals, changed, strict=True):
-        padded = torch.nn.functional.pad(before, (2, 2, 2, 2))
-        crops = {
-            (top, left, flip): crop.flip(2) if flip else crop
-            for top in range(5)
-            for left in range(5)
-            for flip in (False, True)
-            for crop in [padded[:, top : top + 5, left : left + 7]]
-        }
-        found = [key for key, crop in crops.items() if torch.equal(crop, after)]
-        assert found
-        flips.add(found[0][2])
-    assert flips == {False, True}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError, OptionError, StructureError
-from subprune.export import relative_gap
+from subprune.io.export import relative_gap
 
 ONNX = pytest.mark.skipif(
     any(importlib.util.find_spec(m) is None for m in ("onnx", "onnxruntime", "onnxscript")),
@@ -65,7 +65,9 @@ def test_onnx(result: subprune.Result, tmp_path: Path, kind: str) -> None:
     done = subprune.export(result, tmp_path / "small.onnx")
     assert done.batch == "any"
     assert done.difference <= 1e-4
-    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"]
+    )
     found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
     assert torch.allclose(torch.from_numpy(found), result.model.eval()(x), atol=1e-4)
 
@@ -96,7 +98,7 @@ def test_refusals(result: subprune.Result, tmp_path: Path) -> None:
     assert subprune.export(Mlp(), tmp_path / "x.pt2", example=torch.zeros(4, 6)).difference <= 1e-4
 
 
-# ---- how close is close enough ----------------------------------------------------------------------
+# ---- how close is close enough -------------------------------------------------------------------
 
 INF = float("inf")
 LOWEST = torch.finfo(torch.float32).min
@@ -134,7 +136,9 @@ class Cancelling(nn.Module):
         return y, (y + 4000.0) - 4000.0
 
 
-def test_rounding_of_pytorch_itself_is_allowed_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_of_pytorch_itself_is_allowed_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model, x = Cancelling().eval(), torch.randn(4, 6)
     with torch.no_grad():
@@ -143,9 +147,11 @@ def test_rounding_of_pytorch_itself_is_allowed_for(tmp_path: Path, monkeypatch: 
 
     def export_off_by(*shares: float) -> float:
         def off(file: Path) -> object:
-            return lambda inputs: [z + s * z.abs().max() for z, s in zip(model(*inputs[0]), shares, strict=True)]
+            return lambda inputs: [
+                z + s * z.abs().max() for z, s in zip(model(*inputs[0]), shares, strict=True)
+            ]
 
-        monkeypatch.setattr(sys.modules["subprune.export"], "_run_program", off)
+        monkeypatch.setattr(sys.modules["subprune.io.export"], "_run_program", off)
         with torch.no_grad():
             return subprune.export(model, tmp_path / "x.pt2", example=x).difference
 

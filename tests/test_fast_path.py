@@ -1,4 +1,6 @@
-"""The fast path picks the same units as the paper's formulas on raw activations, on every layer of real networks."""
+"""The fast path picks the same units as the paper's formulas on raw activations, on every layer of
+real networks.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,19 @@ import pytest
 import torch
 from shared import SHARED, needs_shared
 from torch import Tensor, nn
+from views import statistics_at
 
-from subprune.calibrate import Calibration, Run, group_statistics, reader
-from subprune.data import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, load_weights, shipped_lenet
-from subprune.greedy import KeepOrder, greedy
-from subprune.patches import conv_rows
-from subprune.ranking import in_order
+from subprune.data.batches import batches
+from subprune.loop.tour import in_order
+from subprune.select.greedy import KeepOrder, greedy
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.consumers import column_map
+from subprune.statistics.patches import conv_rows
+from subprune.statistics.runs import Run
 from subprune.structure import Group
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
+from subprune.zoo.weights import load_weights
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -46,7 +52,7 @@ def at_consumer(model: nn.Module, images: Tensor, name: str) -> tuple[Group, Run
 def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
     """A, W and the units of the columns."""
     consumer = group.reweightable[0]
-    how = reader(consumer, run.programs[0], consumer.name)
+    how = column_map(consumer, run.programs[0], consumer.name)
     inputs = torch.cat([run.argument(consumer.use.op, i) for i in range(len(run.envs))])
     rows = inputs if how.conv is None else torch.cat([r for r, _, _ in conv_rows(inputs, how.conv)])
     return rows, how.weight_blocks(run.tensors[consumer.use.weight])[0], how.column_units()[0]
@@ -54,7 +60,7 @@ def raw(group: Group, run: Run) -> tuple[Tensor, Tensor, Tensor]:
 
 def same_or_tied(plain: ModuleType, group: Group, run: Run, steps: int, tie: float) -> None:
     """The same picks, or the first different one gains as much, within `tie` of that gain."""
-    found: KeepOrder = greedy([s.whole() for s in group_statistics(group, "layer", run, run)[0]], group.n_units)
+    found: KeepOrder = greedy(statistics_at(group, run), group.n_units)
     rows, weight, units = raw(group, run)
     expected = plain.select(rows, weight, units, steps)
     for step, (a, b) in enumerate(zip(found.order[:steps], expected.order, strict=True)):
@@ -64,19 +70,27 @@ def same_or_tied(plain: ModuleType, group: Group, run: Run, steps: int, tie: flo
             return
     gains = torch.tensor(expected.gains, dtype=torch.float64)
     noise = 1e-9 if rows.dtype == torch.float64 else 1e-6  # of products in that precision
-    torch.testing.assert_close(found.gains[:steps], gains, rtol=1e-5, atol=noise * float(gains.sum()))
+    torch.testing.assert_close(
+        found.gains[:steps], gains, rtol=1e-5, atol=noise * float(gains.sum())
+    )
 
 
 LENET = ("conv1", "conv2", "fc1", "fc2")
 RESNET = [f"layer{stage}.{block}.conv1" for stage in (1, 2, 3) for block in range(9)]
 
 
-@pytest.mark.parametrize(("dtype", "images"), [(torch.float64, 160), (torch.float64, 512), (torch.float32, 512)])
+@pytest.mark.parametrize(
+    ("dtype", "images"), [(torch.float64, 160), (torch.float64, 512), (torch.float32, 512)]
+)
 @pytest.mark.parametrize("name", LENET)
 def test_lenet(plain: ModuleType, name: str, dtype: torch.dtype, images: int) -> None:
-    """160 images are fewer rows than fc1 has columns: in float32 the last picks are then made among noise."""
+    """160 images are fewer rows than fc1 has columns: in float32 the last picks are then made among
+    noise.
+    """
     model = shipped_lenet()[0].to(dtype)
-    group, run = at_consumer(model, load("mnist-sample", "train").inputs(torch.arange(images)).to(dtype), name)
+    group, run = at_consumer(
+        model, load("mnist-sample", "train").inputs(torch.arange(images)).to(dtype), name
+    )
     same_or_tied(plain, group, run, group.n_units // 2, 1e-9)
 
 

@@ -1,4 +1,6 @@
-"""Replays with operations run as one equal the plain ones up to rounding, from any point to any other."""
+"""Replays with operations run as one equal the plain ones up to rounding, from any point to any
+other.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subprune.experiments.models import build
-from subprune.masking import model_tensors
-from subprune.record import record
+from subprune.program.program import model_tensors
+from subprune.program.record import record
+from subprune.zoo.models import build
 
 
 class Odd(nn.Module):
@@ -16,7 +18,10 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False)
+        self.a, self.b = (
+            nn.Conv2d(3, 6, 3, padding=1),
+            nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False),
+        )
         self.norm, self.bare = nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False)
         self.up, self.out = nn.ConvTranspose2d(6, 4, 2), nn.Linear(4 * 81, 5)
 
@@ -50,20 +55,29 @@ def test_fused_equals_plain(name: str) -> None:
     (fused,) = program.call(((x,), {}), tensors, fuse={})
     assert program.chains
     assert float((plain - fused).abs().max()) <= 1e-5 * float(plain.abs().max())
-    for stop in range(0, len(program.ops), 5):  # stopping between any two operations changes nothing
+    # stopping between any two operations changes nothing
+    for stop in range(0, len(program.ops), 5):
         env = program.run(program.bind(((x,), {})), tensors, 0, stop, fuse={})
         env = program.run(env, tensors, stop, fuse={})
-        assert float((env[program.outputs[0]] - plain).abs().max()) <= 1e-5 * float(plain.abs().max())
+        assert float((env[program.outputs[0]] - plain).abs().max()) <= 1e-5 * float(
+            plain.abs().max()
+        )
 
 
 def test_overridden_operations_are_not_fused() -> None:
-    model, x = randomise(build("resnet20")), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model, x = (
+        randomise(build("resnet20")),
+        torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)),
+    )
     program = record(model, ((x,), {}))
     tensors = model_tensors(model, program)
     seen = []
     relu = next(op for op in program.ops if op.kind == "relu")
     program.call(
-        ((x,), {}), tensors, fuse={}, override={relu.index: lambda op, a, k: seen.append(1) or op.func(*a, **k)}
+        ((x,), {}),
+        tensors,
+        fuse={},
+        override={relu.index: lambda op, a, k: seen.append(1) or op.func(*a, **k)},
     )
     assert seen == [1]
 
@@ -73,4 +87,6 @@ def test_float64_goes_the_ordinary_way() -> None:
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     program = record(model, ((x,), {}))
     tensors = model_tensors(model, program)
-    assert torch.equal(program.call(((x,), {}), tensors)[0], program.call(((x,), {}), tensors, fuse={})[0])
+    assert torch.equal(
+        program.call(((x,), {}), tensors)[0], program.call(((x,), {}), tensors, fuse={})[0]
+    )

@@ -9,14 +9,16 @@ import reference as slow
 import torch
 from reference import Problem, random_problem
 
-from subprune import elimination, objective
 from subprune.errors import BudgetError, OptionError
-from subprune.greedy import KeepOrder, greedy, stochastic_greedy
-from subprune.statistics import Accumulator, Statistics
+from subprune.select import elimination, objective
+from subprune.select.greedy import KeepOrder, greedy, stochastic_greedy
+from subprune.statistics.statistics import Accumulator, Statistics
 
 
 def close(found: torch.Tensor, expected: list[float], rtol: float, atol: float = 0.0) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=rtol, atol=atol
+    )
 
 
 def check_sound(found: KeepOrder, stats: list[Statistics], n_units: int) -> None:
@@ -30,7 +32,9 @@ def check_sound(found: KeepOrder, stats: list[Statistics], n_units: int) -> None
     assert float(found.gains.sum()) <= energy * (1 + 1e-12)
     assert bool((found.errors >= 0).all())
     assert bool((found.errors.diff() <= 0).all())
-    assert {u for u, g in zip(found.order, found.gains.tolist(), strict=True) if g == 0} == set(found.dependent)
+    assert {u for u, g in zip(found.order, found.gains.tolist(), strict=True) if g == 0} == set(
+        found.dependent
+    )
 
 
 @pytest.mark.parametrize("per_unit", [1, 9])
@@ -39,7 +43,12 @@ def check_sound(found: KeepOrder, stats: list[Statistics], n_units: int) -> None
 @pytest.mark.parametrize("large", [0, 10**9])  # whether C·Cᵀ is kept whole
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_trying_every_unit(
-    per_unit: int, asymmetric: bool, panel: int, large: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    per_unit: int,
+    asymmetric: bool,
+    panel: int,
+    large: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(elimination, "_PANEL", panel)
     monkeypatch.setattr(elimination, "_LARGE", large)
@@ -50,7 +59,9 @@ def test_equals_trying_every_unit(
     assert list(found.order) == order
     close(found.gains, gains, 1e-8, 1e-9)
     expected = [slow.residual(p, order[:k]) / p.energy for k in range(9)]
-    torch.testing.assert_close(found.errors, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-12)
+    torch.testing.assert_close(
+        found.errors, torch.tensor(expected, dtype=torch.float64), rtol=1e-7, atol=1e-12
+    )
     assert found.ranks == (per_unit,) * 8
     assert found.dependent == ()
 
@@ -82,7 +93,9 @@ def test_many_units_follow_the_largest_exact_gain_through_flushes(per_unit: int,
         given = found.order[:k]
         exact = [objective.gain(stats, u, given) for u in sorted(set(range(n)) - set(given))]
         assert float(found.gains[k]) == pytest.approx(max(exact), rel=1e-8)
-        assert float(found.errors[k]) == pytest.approx(objective.residual(stats, given) / p.energy, rel=1e-8)
+        assert float(found.errors[k]) == pytest.approx(
+            objective.residual(stats, given) / p.energy, rel=1e-8
+        )
 
 
 @pytest.mark.parametrize("per_unit", [1, 9])
@@ -175,7 +188,9 @@ def test_always_kept_columns_come_first(rank: int | None) -> None:
     picks = 5 - len(found.dependent)
     assert list(found.order[:picks]) == order[:picks]
     assert float(found.errors[0]) == pytest.approx(slow.residual(marked, []) / p.energy, rel=1e-8)
-    torch.testing.assert_close(found.gains[:picks], torch.tensor(gains[:picks], dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        found.gains[:picks], torch.tensor(gains[:picks], dtype=torch.float64), rtol=1e-6, atol=0
+    )
 
 
 def test_units_of_unequal_width_and_shuffled_columns() -> None:
@@ -193,7 +208,9 @@ def test_units_of_unequal_width_and_shuffled_columns() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
 def test_duplicates_are_picked_once_lowest_first(per_unit: int, scale: float) -> None:
     p = random_problem(8, units=5, per_unit=per_unit, rows=60)
-    doubled = Problem(torch.cat([p.B, scale * p.B], 1), p.Y, torch.arange(10).repeat_interleave(per_unit))
+    doubled = Problem(
+        torch.cat([p.B, scale * p.B], 1), p.Y, torch.arange(10).repeat_interleave(per_unit)
+    )
     found = greedy([doubled.statistics()], 10)
     alone = greedy([p.statistics()], 5)
     check_sound(found, [doubled.statistics()], 10)
@@ -201,7 +218,9 @@ def test_duplicates_are_picked_once_lowest_first(per_unit: int, scale: float) ->
     assert found.order[5:] == found.dependent == (5, 6, 7, 8, 9)
     torch.testing.assert_close(found.gains[:5], alone.gains, rtol=1e-8, atol=0)
     # in the opposite order of columns, the copies have the lower numbers
-    flipped = Problem(torch.cat([scale * p.B, p.B], 1), p.Y, torch.arange(10).repeat_interleave(per_unit))
+    flipped = Problem(
+        torch.cat([scale * p.B, p.B], 1), p.Y, torch.arange(10).repeat_interleave(per_unit)
+    )
     assert greedy([flipped.statistics()], 10).order[:5] == alone.order
 
 
@@ -219,7 +238,9 @@ def test_dead_units_come_last_without_gain() -> None:
 def test_fewer_rows_than_columns_in_float32() -> None:
     generator = torch.Generator().manual_seed(1)
     B = torch.randn(30, 180, generator=generator)
-    p = Problem(B, B @ torch.randn(180, 12, generator=generator), torch.arange(20).repeat_interleave(9))
+    p = Problem(
+        B, B @ torch.randn(180, 12, generator=generator), torch.arange(20).repeat_interleave(9)
+    )
     found = greedy([p.statistics()], 20)
     check_sound(found, [p.statistics()], 20)
     assert sum(found.ranks[:4]) == 30
@@ -242,7 +263,9 @@ def test_zero_target_one_unit_no_unit() -> None:
 def test_target_explained_early_leaves_no_gain() -> None:
     p = random_problem(3)
     weight = torch.zeros(7, 4, dtype=torch.float64)
-    weight[[1, 5]] = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight[[1, 5]] = torch.randn(
+        2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     found = greedy([Problem(p.B, p.B @ weight, p.units).statistics()], 7)
     explained = 7 - len(found.dependent)
     assert {1, 5} <= set(found.order[:explained])
@@ -251,10 +274,15 @@ def test_target_explained_early_leaves_no_gain() -> None:
 
 def test_same_seed_same_result() -> None:
     stats = [random_problem(1, units=30, rows=90).statistics()]
-    runs = [stochastic_greedy(stats, 30, 10, 0.3, torch.Generator().manual_seed(5)) for _ in range(2)]
+    runs = [
+        stochastic_greedy(stats, 30, 10, 0.3, torch.Generator().manual_seed(5)) for _ in range(2)
+    ]
     assert runs[0].order == runs[1].order
     assert torch.equal(runs[0].gains, runs[1].gains)
-    orders = {stochastic_greedy(stats, 30, 10, 0.3, torch.Generator().manual_seed(s)).order for s in range(5)}
+    orders = {
+        stochastic_greedy(stats, 30, 10, 0.3, torch.Generator().manual_seed(s)).order
+        for s in range(5)
+    }
     assert len(orders) > 1
     assert torch.equal(greedy(stats, 30).gains, greedy(stats, 30).gains)
 
@@ -274,10 +302,14 @@ def test_stochastic_mean_keeps_its_guarantee(epsilon: float) -> None:
     def f(kept: object) -> float:
         return objective.value(stats, kept)  # type: ignore[arg-type]
 
-    runs = [stochastic_greedy(stats, n, k, epsilon, torch.Generator().manual_seed(s)) for s in range(40)]
+    runs = [
+        stochastic_greedy(stats, n, k, epsilon, torch.Generator().manual_seed(s)) for s in range(40)
+    ]
     mean = sum(f(run.order) for run in runs) / len(runs)
     tiny = 1e-9 * stats[0].energy
-    ratio = min(slow.submodularity_ratio(f, n, order, k, tiny) for order in {run.order for run in runs})
+    ratio = min(
+        slow.submodularity_ratio(f, n, order, k, tiny) for order in {run.order for run in runs}
+    )
     assert mean >= (1 - math.exp(-ratio) - epsilon) * slow.optimum(f, n, k)
 
 

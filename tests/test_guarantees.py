@@ -15,16 +15,18 @@ import torch
 from reference import Problem, random_problem
 from torch import nn
 
-from subprune import bounds, objective, prune
+from subprune import prune
 from subprune.errors import OptionError
-from subprune.greedy import greedy
-from subprune.guarantees import group_guarantee, guarantees
+from subprune.guarantees import bounds, group_guarantee, guarantees
+from subprune.select import objective
+from subprune.select.greedy import greedy
 
 ROOT = Path(__file__).resolve().parent.parent
 SLACK = 1e-9
 CASES = [
     pytest.param(
-        {"per_unit": r, "asymmetric": a, "rank": q, "outputs": m}, id=f"r{r}-{'asym' if a else 'sym'}-q{q}-m{m}"
+        {"per_unit": r, "asymmetric": a, "rank": q, "outputs": m},
+        id=f"r{r}-{'asym' if a else 'sym'}-q{q}-m{m}",
     )
     for r in (1, 2)
     for a in (False, True)
@@ -80,7 +82,10 @@ def test_lower_bounds_on_gamma(options: dict, seed: int) -> None:
         assert bounds.alpha_bound(given, min(2 * k - 1, 5)) <= true + SLACK
         if options["rank"] is None:
             assert proven > 0
-    assert slow.submodularity_ratio(f, 5, order, 5, 1e-9 * p.energy) <= bounds.gamma_seen([stats], 5, order) + SLACK
+    assert (
+        slow.submodularity_ratio(f, 5, order, 5, 1e-9 * p.energy)
+        <= bounds.gamma_seen([stats], 5, order) + SLACK
+    )
 
 
 @pytest.mark.parametrize("options", CASES)
@@ -90,7 +95,9 @@ def test_alpha_and_curvature(options: dict) -> None:
     for k in (1, 2, 3):
         true = gain_ratio(f, 4, k, True, 1e-7 * p.energy)
         assert bounds.alpha_bound(given) <= bounds.alpha_bound(given, k) + SLACK <= true + 2 * SLACK
-        assert bounds.curvature_bound(given) >= 1 - gain_ratio(f, 4, k, False, 1e-7 * p.energy) - SLACK
+        assert (
+            bounds.curvature_bound(given) >= 1 - gain_ratio(f, 4, k, False, 1e-7 * p.energy) - SLACK
+        )
     if options["rank"] is None and options["outputs"] == 12:
         assert bounds.alpha_bound(given) > 0
         assert bounds.curvature_bound(given) < 1
@@ -115,7 +122,9 @@ def test_bounds_without_enumeration_stay_below_it(
 ) -> None:
     found = False
     for seed in range(3):
-        p = random_problem(seed, rows=400, units=12, per_unit=per_unit, rank=rank and rank * per_unit)
+        p = random_problem(
+            seed, rows=400, units=12, per_unit=per_unit, rank=rank and rank * per_unit
+        )
         given = [bounds.spans(p.statistics())]
         for U, k in (((), 1), ((), 2), ((), 6), ((1, 5), 2), ((0, 1, 2, 3), 4)):
             exact = bounds.gamma_bound(given, U, k)
@@ -177,9 +186,13 @@ def test_paper_ratio_is_half_the_rank_or_one() -> None:
 def test_zero_units_and_repeated_columns_do_not_spoil_the_bound() -> None:
     p = random_problem(1, units=6)
     B = torch.cat([p.B, torch.zeros(60, 1, dtype=p.B.dtype), 3 * p.B[:, :1]], 1)
-    units = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0])  # unit 6 is zero, unit 0 has the same column twice
+    # unit 6 is zero, unit 0 has the same column twice
+    units = torch.tensor([0, 1, 2, 3, 4, 5, 6, 0])
     stats = Problem(B, p.Y, units).statistics()
-    plain, spoilt = group_guarantee("x", [p.statistics()], 6, [2]), group_guarantee("x", [stats], 7, [2])
+    plain, spoilt = (
+        group_guarantee("x", [p.statistics()], 6, [2]),
+        group_guarantee("x", [stats], 7, [2]),
+    )
     assert spoilt.zero_units == 1
     assert spoilt.rank == 6 < spoilt.columns == 8
     assert spoilt.gamma == pytest.approx(plain.gamma)
@@ -193,7 +206,8 @@ def test_duplicate_unit_gives_zero() -> None:
     twin = Problem(torch.cat([p.B, -2 * p.B[:, 3:4]], 1), p.Y, torch.arange(6))
     g = group_guarantee("x", [twin.statistics()], 6, [1, 2])
     assert (g.gamma, g.k_certified, g.curvature) == (0, 0, 1)
-    assert g.budgets[1].gamma == 0  # some S of 2 units holds both twins; 1 unit beside greedy's first need not
+    # some S of 2 units holds both twins; 1 unit beside greedy's first need not
+    assert g.budgets[1].gamma == 0
 
 
 def test_columns_without_a_unit_are_given() -> None:
@@ -218,7 +232,13 @@ def test_rounding_of_float32_products_is_allowed_for() -> None:
 def small_net() -> tuple[nn.Module, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(
-        *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3, stride=2), nn.ReLU()),
+        *(
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 5, 3, stride=2),
+            nn.ReLU(),
+        ),
         *(nn.Flatten(), nn.Linear(45, 7), nn.ReLU(), nn.Linear(7, 9)),
     )
     with torch.no_grad():
@@ -232,7 +252,7 @@ def small_net() -> tuple[nn.Module, torch.Tensor]:
 def test_guarantees_of_a_network(form: str, patches: str) -> None:
     model, x = small_net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    found = guarantees(model, x, form=form, keep=0.5, patches=patches)
+    found = guarantees(model, x, target=form, keep=0.5, patches=patches)
     assert [g.name for g in found.groups] == ["0", "3", "6"]
     assert [g.columns for g in found.groups] == [36, 45, 7]
     for g in found.groups:
@@ -242,24 +262,29 @@ def test_guarantees_of_a_network(form: str, patches: str) -> None:
     assert found["6"].name == "6"
     assert "k/n possible" in str(found)
     json.dumps(found.to_dict())
-    assert all(torch.equal(v, before[k]) and v.dtype == before[k].dtype for k, v in model.state_dict().items())
+    assert all(
+        torch.equal(v, before[k]) and v.dtype == before[k].dtype
+        for k, v in model.state_dict().items()
+    )
 
 
 def test_own_precision_gives_the_same_rank() -> None:
     model, x = small_net()
     double, single = (guarantees(model, x, double=flag) for flag in (True, False))
     assert [g.rank for g in double.groups] == [g.rank for g in single.groups]
-    assert all(s.gamma <= d.gamma + SLACK for s, d in zip(single.groups, double.groups, strict=True))
+    assert all(
+        s.gamma <= d.gamma + SLACK for s, d in zip(single.groups, double.groups, strict=True)
+    )
 
 
 def test_options_are_checked() -> None:
     model, x = small_net()
     with pytest.raises(OptionError, match="asymmetric"):
-        guarantees(model, x, form="asymetric")
+        guarantees(model, x, target="asymetric")
     with pytest.raises(OptionError, match="random"):
         guarantees(model, x, patches="some")
     with pytest.raises(OptionError, match="one share"):
-        guarantees(model, x, form="sequential")
+        guarantees(model, x, target="sequential")
     with pytest.raises(KeyError, match="groups are"):
         guarantees(model, x, budgets={"0": 2})["nothing"]
 
@@ -271,7 +296,9 @@ def test_the_example_in_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert "share of the best" in capsys.readouterr().out
 
 
-def test_float32_rule_of_the_table_script_is_that_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_rule_of_the_table_script_is_that_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import guarantee_tables as script
 
@@ -287,7 +314,12 @@ def test_float32_rule_of_the_table_script_is_that_of_pytorch(monkeypatch: pytest
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inp, self.a, self.b, self.end = nn.Linear(6, 8), nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+        self.inp, self.a, self.b, self.end = (
+            nn.Linear(6, 8),
+            nn.Linear(8, 12),
+            nn.Linear(12, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.inp(x)
@@ -299,7 +331,7 @@ def test_a_pruned_stream_gets_its_guarantees() -> None:
     model, x = Residual().eval(), torch.randn(40, 6)
     result = prune(model, x, budgets={"inp": 5, "a": 6})
     for form in ("layer", "sequential", "asymmetric"):
-        found = guarantees(model, x, form=form, budgets=result.plan.counts)
+        found = guarantees(model, x, target=form, budgets=result.plan.counts)
         assert {g.name: g.budgets[0].k for g in found.groups} == {"inp": 5, "a": 6}
         for g in found.groups:
             assert g.budgets[0].error <= g.budgets[0].tight + SLACK
@@ -309,7 +341,9 @@ def test_a_pruned_stream_gets_its_guarantees() -> None:
 def test_only_and_ignore_are_those_of_prune() -> None:
     model, x = small_net()
     assert [g.name for g in guarantees(model, x, only=nn.Conv2d).groups] == ["0", "3"]
-    assert [g.name for g in guarantees(model, x, only=model[3]).groups] == ["3"], "the module given, not its copy"  # type: ignore[index]
+    assert [g.name for g in guarantees(model, x, only=model[3]).groups] == ["3"], (
+        "the module given, not its copy"
+    )  # type: ignore[index]
     assert [g.name for g in guarantees(model, x, ignore=["0", model[6]]).groups] == ["3"]  # type: ignore[index]
     with pytest.raises(OptionError, match="ignore= names 'zz'"):
         guarantees(model, x, ignore="zz")

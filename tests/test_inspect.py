@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from zoo import ZOO, flops
 
-from subprune.program import flat_tensors
-from subprune.record import as_inputs
-from subprune.structure.inspect import inspect
-from subprune.surgery import prove
+from subprune.cutting.surgery import prove
+from subprune.inspection import inspect
+from subprune.program.program import flat_tensors
+from subprune.program.record import as_inputs
 
 
-@pytest.mark.parametrize("name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "densenet", "mobilenet-v3", "unet", "gqa", "lstm", "gru", "mha"]
+)
 def test_cost_of_a_unit_is_what_its_removal_saves(name: str) -> None:
     model, example = ZOO[name].build()
     table = inspect(model, example)
@@ -25,7 +27,9 @@ def test_cost_of_a_unit_is_what_its_removal_saves(name: str) -> None:
     for row in table:
         if row.units < 2:
             continue
-        small = prove(model, table.structure, {row.name: list(range(1, row.units))}, as_inputs(example), 1e-4)
+        small = prove(
+            model, table.structure, {row.name: list(range(1, row.units))}, as_inputs(example), 1e-4
+        )
         saved = (
             table.params - sum(p.numel() for p in small.parameters()),
             table.flops - flops(small, example) / inputs,
@@ -86,7 +90,10 @@ def test_markup_in_names_is_escaped() -> None:
 
 def test_an_unknown_group_is_refused_with_the_nearest_and_all_names() -> None:
     table = inspect(*ZOO["lenet"].build())
-    with pytest.raises(KeyError, match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2"):
+    with pytest.raises(
+        KeyError,
+        match=r"no group 'conv11': did you mean 'conv1'\? groups are conv1, conv2, fc1, fc2",
+    ):
         table["conv11"]
 
 

@@ -1,4 +1,6 @@
-"""Every method, with and without reweighting, against its slow twin; then the odd cases for all of them."""
+"""Every method, with and without reweighting, against its slow twin; then the odd cases for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,17 @@ import slow_methods as slow
 import torch
 from method_nets import NETS, Net
 from torch import nn
+from views import recipe_of, setting_of, views
 
 import subprune
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
-from subprune.ranking import curves, rankers
-from subprune.registry import METHODS, Ranker, Setting, order_by
+from subprune.loop.looks import curves
+from subprune.methods import METHODS
+from subprune.select.selector import View, order_by
+from subprune.statistics import place
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.targets import Asymmetric, Layer, Target
 
 BUILT_IN = tuple(METHODS)
 FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-change": "asymmetric"}
@@ -23,17 +29,27 @@ FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-cha
 
 def generator(name: str, seed: int = 0) -> torch.Generator:
     """The random numbers a group gets."""
-    return Setting(None, (), seed).generator(name)  # type: ignore[arg-type]
+    return place.generator(seed, name)
 
 
-def run(net: Net, model: nn.Module, method: str, data: slow.Data, **options: object) -> subprune.Result:
+def run(
+    net: Net, model: nn.Module, method: str, data: slow.Data, **options: object
+) -> subprune.Result:
     extra = {"train_data": net.data(3, 12, seed=99)} if method.endswith("-fd") else {}
     settings = {"budgets": net.keep, **extra, **options}
-    return subprune.prune(model, data, method=method, ridge=0, progress=False, **settings)  # type: ignore[arg-type]
+    if options.get("fit") is None:
+        settings["ridge"] = 0
+    return subprune.prune(model, data, method=method, progress=False, **settings)  # type: ignore[arg-type]
 
 
 def slow_choice(
-    net: Net, method: str, name: str, current: nn.Module, dense: nn.Module, data: slow.Data, gone: slow.Gone
+    net: Net,
+    method: str,
+    name: str,
+    current: nn.Module,
+    dense: nn.Module,
+    data: slow.Data,
+    gone: slow.Gone,
 ) -> tuple[list[int], list[float]] | None:
     """Kept units and factors; None for the random methods."""
     readers, k = net.groups[name], net.keep[name]
@@ -55,15 +71,15 @@ def slow_choice(
     return None
 
 
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize("name", NETS)
-def test_every_method_equals_its_slow_twin(name: str, method: str, reweight: bool) -> None:
+def test_every_method_equals_its_slow_twin(name: str, method: str, fit: str | None) -> None:
     net = NETS[name]
     dense, data = net.build(), net.data(2, 30 if "conv" in net.groups or len(net.shape) > 1 else 40)
     if method == "layer-sampling":
         data = [(x[:10], y[:10]) for x, y in data]
-    result = run(net, dense, method, data, reweight=reweight)
+    result = run(net, dense, method, data, fit=fit)
     current = copy.deepcopy(dense)
     gone: slow.Gone = {}
     for group, readers in net.groups.items():
@@ -73,7 +89,7 @@ def test_every_method_equals_its_slow_twin(name: str, method: str, reweight: boo
         if expected is not None:
             assert kept == sorted(expected[0]), group
         scale = [1.0] * n if expected is None else expected[1]
-        if reweight and len(kept) < n:
+        if fit is None and len(kept) < n:
             source = dense if method == "layer-in-change" else current
             target = "dense" if method in ("asym-in-change", "layer-in-change") else "own"
             fitted = slow.reweighted(source, dense, readers, kept, data, target, gone)
@@ -83,20 +99,24 @@ def test_every_method_equals_its_slow_twin(name: str, method: str, reweight: boo
             scale = [1.0] * n
         current = slow.switched(current, readers, kept, scale)
         for reader, units in readers:
-            gone.setdefault(reader, set()).update(j for j, u in enumerate(units.tolist()) if u >= 0 and u not in kept)
+            gone.setdefault(reader, set()).update(
+                j for j, u in enumerate(units.tolist()) if u >= 0 and u not in kept
+            )
     fresh = net.data(1, 5, seed=3)[0][0]
     with torch.no_grad():
         torch.testing.assert_close(result.model(fresh), current(fresh), rtol=1e-6, atol=1e-6)
 
 
-# ---- odd cases, for all methods ----------------------------------------------------------------------
+# ---- odd cases, for all methods ------------------------------------------------------------------
 
 DRAWN = ("random", "layer-random", "layer-sampling")  # the seed has a say
 PLAIN = NETS["plain"]
 
 
 def edited(**changes: dict[int, float]) -> nn.Module:
-    """The plain net; e.g. conv1={0: -100.0} sets the bias of channel 0's norm and switches its weight off."""
+    """The plain net; e.g. conv1={0: -100.0} sets the bias of channel 0's norm and switches its
+    weight off.
+    """
     model = PLAIN.build()
     norms = {"conv1": "bn1", "conv2": "bn2"}
     with torch.no_grad():
@@ -107,20 +127,20 @@ def edited(**changes: dict[int, float]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 @pytest.mark.parametrize("method", [m for m in BUILT_IN if m not in DRAWN])
-def test_ties_go_to_the_lowest_unit(method: str, reweight: bool) -> None:
+def test_ties_go_to_the_lowest_unit(method: str, fit: str | None) -> None:
     model = PLAIN.build()
     with torch.no_grad():
         for x in (*model.conv1.parameters(), *model.bn1.parameters(), *model.bn1.buffers()):
             if x.ndim:
                 x.copy_(x[:1].expand_as(x))
         model.conv2.weight.copy_(model.conv2.weight[:, :1].expand_as(model.conv2.weight))
-    result = run(PLAIN, model, method, PLAIN.data(2, 20), reweight=reweight)
+    result = run(PLAIN, model, method, PLAIN.data(2, 20), fit=fit)
     assert result.plan.kept["conv1"] == (0, 1)
 
 
-@pytest.mark.parametrize("reweight", [True, False])
+@pytest.mark.parametrize("fit", [None, "keep"])
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize(
     "model",
@@ -132,13 +152,15 @@ def test_ties_go_to_the_lowest_unit(method: str, reweight: bool) -> None:
     ],
     ids=["dead units", "dead layer", "constant layer", "two constants"],
 )
-def test_dead_and_constant_units(model: nn.Module, method: str, reweight: bool) -> None:
-    result = run(PLAIN, model, method, PLAIN.data(2, 20), reweight=reweight)
+def test_dead_and_constant_units(model: nn.Module, method: str, fit: str | None) -> None:
+    result = run(PLAIN, model, method, PLAIN.data(2, 20), fit=fit)
     assert result.plan.counts == PLAIN.keep
     assert torch.isfinite(result.model(PLAIN.data()[0][0])).all()
 
 
-@pytest.mark.parametrize("method", [m for m in BUILT_IN if "random" not in m and "weight" not in m and "fs" not in m])
+@pytest.mark.parametrize(
+    "method", [m for m in BUILT_IN if "random" not in m and "weight" not in m and "fs" not in m]
+)
 def test_dead_units_go_first(method: str) -> None:
     result = run(PLAIN, edited(conv1={0: -1.0, 2: -1.0}), method, PLAIN.data(2, 20))
     assert result.plan.kept["conv1"] == (1, 3)
@@ -147,12 +169,19 @@ def test_dead_units_go_first(method: str) -> None:
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_one_unit_layers_and_budgets(method: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1), nn.ReLU(), nn.Linear(1, 4), nn.ReLU(),
-                          nn.Linear(4, 3)).double()  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(4, 5),
+        nn.ReLU(),
+        nn.Linear(5, 1),
+        nn.ReLU(),
+        nn.Linear(1, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    ).double()
     net = Net(lambda: model, (4,), {}, {"0": 1, "4": 1})
     result = run(net, model, method, net.data(2, 20))
     assert result.plan.counts == {"0": 1, "4": 1}
-    whole = run(net, model, method, net.data(2, 20), budgets={"0": 5, "4": 4}, reweight=False)
+    whole = run(net, model, method, net.data(2, 20), budgets={"0": 5, "4": 4}, fit="keep")
     x = net.data()[0][0]
     torch.testing.assert_close(whole.model(x), model(x))
 
@@ -162,7 +191,9 @@ def test_one_unit_layers_and_budgets(method: str) -> None:
 def test_same_seed_same_result(method: str, options: dict[str, object]) -> None:
     model, data = PLAIN.build(), PLAIN.data(3, 12)
     if "epsilon" in options and not method.endswith("in-change"):
-        with pytest.raises(OptionError, match="stochastic greedy"):  # it would have no say
+        with pytest.raises(
+            OptionError, match=r"epsilon=0\.3 has no effect with selector"
+        ):  # it would have no say
             run(PLAIN, model, method, data, seed=5, **options)
         return
     first, again = (run(PLAIN, model, method, data, seed=5, **options) for _ in range(2))
@@ -180,8 +211,10 @@ def test_another_seed_another_result(method: str) -> None:
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_labels_are_needed_only_where_said(method: str) -> None:
     model, data = PLAIN.build(), [x for x, _ in PLAIN.data(2, 12)]
-    if METHODS[method].needs_labels:
-        with pytest.raises(DataError, match=f"method '{method}' needs labels: give \\(inputs, labels\\) batches"):
+    if METHODS[method].selector.needs_labels:
+        with pytest.raises(
+            DataError, match=f"method='{method}' needs labels: give \\(inputs, labels\\) batches"
+        ):
             run(PLAIN, model, method, data)
     else:
         run(PLAIN, model, method, data)
@@ -200,7 +233,7 @@ def test_the_training_set_is_asked_for_and_refused_elsewhere() -> None:
 @pytest.mark.parametrize("method", [m for m in BUILT_IN if "fs" not in m and m != "layer-sampling"])
 def test_without_reweighting_kept_weights_are_the_old_ones(method: str) -> None:
     model = PLAIN.build()
-    result = run(PLAIN, model, method, PLAIN.data(2, 20), reweight=False)
+    result = run(PLAIN, model, method, PLAIN.data(2, 20), fit="keep")
     rows, columns = result.plan.kept["conv2"], result.plan.kept["conv1"]
     assert torch.equal(result.model.conv2.weight, model.conv2.weight[list(rows)][:, list(columns)])
 
@@ -222,36 +255,28 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
         order_by(torch.tensor([1.0, float("nan")]))
 
 
-# ---- statistics: random patches, stochastic greedy, curves -------------------------------------------
+# ---- statistics: random patches, stochastic greedy, curves ---------------------------------------
 
 
-def ranker_of(net: Net, group: str, data: slow.Data, **choices: object) -> Ranker:
+def view_of(net: Net, group: str, data: slow.Data, target: Target | None = None) -> View:
     model = net.build()
     calibration = Calibration.of(model, batches(data, model, None))
-    for ranker in rankers(calibration, calibration.structure.inner(), METHODS["asym-in-change"], **choices):
-        if ranker.group.name == group:
-            assert ranker.statistics  # computed here, before the run moves on
-            return ranker
-    raise KeyError(group)
+    return next(v for v in views(setting_of(calibration), target) if v.group.name == group)
 
 
 def test_random_patches_are_patches_and_the_same_for_inputs_and_targets() -> None:
     data = PLAIN.data(2, 5)
-    ranker = ranker_of(PLAIN, "conv1", data, patches="random")
-    (sampled,) = ranker.statistics
+    (sampled,) = view_of(PLAIN, "conv1", data, Layer(patches="random")).statistics
     assert sampled.rows == 10 * 4  # a map of 2 × 2 has fewer places than the kernel
-    torch.testing.assert_close(sampled.gram, ranker_of(PLAIN, "conv1", data).statistics[0].gram)
+    torch.testing.assert_close(sampled.gram, view_of(PLAIN, "conv1", data).statistics[0].gram)
     fork = NETS["fork"]
-    plain = ranker_of(fork, "conv", fork.data(2, 5), patches="random")
+    plain = view_of(fork, "conv", fork.data(2, 5), Layer(patches="random"))
     gate, body = plain.statistics
     assert gate.rows == 10  # one patch of each image: a 1 × 1 kernel
     assert body.rows == 10 * 9
-    for form in ("layer", "asymmetric"):
-        ranker = ranker_of(fork, "conv", fork.data(2, 5), patches="random")
-        ranker.form = form
-        del ranker.__dict__["statistics"]
-        weights = ranker.weights()
-        for s, w in zip(ranker.statistics, weights, strict=True):
+    for target in (Layer(patches="random"), Asymmetric(patches="random")):
+        view = view_of(fork, "conv", fork.data(2, 5), target)
+        for s, w in zip(view.statistics, view.weights(), strict=True):
             torch.testing.assert_close(s.cross, s.gram @ w.flatten(1).T)
 
 
@@ -266,8 +291,9 @@ def test_stochastic_greedy_that_looks_everywhere_is_greedy(method: str) -> None:
 def test_curves_end_where_nothing_is_lost(method: str) -> None:
     model = PLAIN.build()
     calibration = Calibration.of(model, batches(PLAIN.data(2, 30), model, None))
-    pool = {"train_data": calibration} if METHODS[method].needs_train_data else {}
-    for name, curve in curves(calibration, calibration.structure.inner(), METHODS[method], **pool).items():
+    pool = calibration if METHODS[method].selector.needs_pool else None
+    setting = setting_of(calibration, pool=pool)
+    for name, curve in curves(setting, recipe_of(method)).items():
         assert sorted(curve.order) == list(range(calibration.structure[name].n_units))
         assert curve.errors[0] == 1
         assert curve.errors[-1] < 1e-9

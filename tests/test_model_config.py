@@ -23,7 +23,11 @@ def llama() -> torch.nn.Module:
 def test_even_cuts_are_written_and_a_model_built_from_the_config_fits() -> None:
     result = subprune.prune(llama(), IDS, keep=0.5)
     config = result.model.config
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (2, 1, 24)
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (
+        2,
+        1,
+        24,
+    )
     assert config.head_dim == 8
     fresh = transformers.LlamaForCausalLM(config).eval()
     fresh.load_state_dict(result.model.state_dict())

@@ -11,22 +11,22 @@ from safetensors.torch import load_file
 from torch import nn
 
 from subprune.errors import DataError, OptionError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import (
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
+from subprune.zoo.models import (
     LeNet,
     PadShortcut,
     ResNet,
     build,
-    load_weights,
     model_names,
     register,
     shipped_lenet,
 )
-from subprune.experiments.training import count_correct
-from subprune.experiments.weights import save_weights
+from subprune.zoo.weights import load_weights, save_weights
 from tests.shared import SHARED, needs_shared
 
-# Parameters counted by hand or from the papers: LeNet layer by layer, He et al. (2016) table 6 in millions.
+# Parameters counted by hand or from the papers: LeNet layer by layer, He et al. (2016) table 6 in
+# millions.
 LENET = (6 * 9 + 6) + (16 * 54 + 16) + (400 * 120 + 120) + (120 * 84 + 84) + (84 * 10 + 10)
 
 
@@ -42,7 +42,8 @@ def test_every_registered_model_gives_ten_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("resnet20", 0.27), ("resnet32", 0.46), ("resnet56", 0.85), ("resnet110", 1.7)]
+    ("name", "millions"),
+    [("resnet20", 0.27), ("resnet32", 0.46), ("resnet56", 0.85), ("resnet110", 1.7)],
 )
 def test_resnet_sizes_are_those_of_the_original_paper(name: str, millions: float) -> None:
     assert parameters(build(name)) / 1e6 == pytest.approx(millions, abs=0.05)
@@ -72,7 +73,9 @@ def test_pad_shortcut_keeps_every_second_pixel_between_zero_channels() -> None:
 
 
 def test_unknown_and_duplicate_names_are_refused_with_help() -> None:
-    with pytest.raises(OptionError, match=r"'resnet65'.*did you mean 'resnet5?6?.*allowed are lenet"):
+    with pytest.raises(
+        OptionError, match=r"'resnet65'.*did you mean 'resnet5?6?.*allowed are lenet"
+    ):
         build("resnet65")
     with pytest.raises(OptionError, match="'lenet' is registered already"):
         register("lenet", LeNet)
@@ -129,7 +132,9 @@ def test_truncated_and_missing_weights_are_named(tmp_path: Path) -> None:
         load_weights(LeNet(), tmp_path / "absent.safetensors")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lenet.safetensors"
     save_weights(LeNet(), path, {})
     before = path.read_bytes()
@@ -155,7 +160,9 @@ def test_shipped_lenet_is_as_good_as_its_file_says() -> None:
 
 
 @needs_shared
-@pytest.mark.parametrize(("name", "count", "least"), [("resnet56", 500, 0.88), ("vgg11", 250, 0.82)])
+@pytest.mark.parametrize(
+    ("name", "count", "least"), [("resnet56", 500, 0.88), ("vgg11", 250, 0.82)]
+)
 def test_public_weights_load_strictly_and_classify(name: str, count: int, least: float) -> None:
     path = SHARED / "models" / f"{name}-cifar10.safetensors"
     model = build(name)

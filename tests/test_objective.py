@@ -9,7 +9,7 @@ import reference as slow
 import torch
 from reference import Problem, random_problem
 
-from subprune import objective
+from subprune.select import objective
 
 CASES = [
     pytest.param({"per_unit": r, "asymmetric": a, "rank": q}, id=f"{r}-{a}-{q}")
@@ -73,4 +73,6 @@ def test_whitening_is_an_inverse_root() -> None:
         assert factor.solver == solver
         assert factor.rank == (rank or 7)
         expected = torch.eye(factor.rank, dtype=torch.float64)
-        torch.testing.assert_close(factor.matrix.T @ gram @ factor.matrix, expected, atol=1e-8, rtol=0)
+        torch.testing.assert_close(
+            factor.matrix.T @ gram @ factor.matrix, expected, atol=1e-8, rtol=0
+        )

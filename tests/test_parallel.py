@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from views import statistics_at
 
 import subprune
-from subprune import parallel
-from subprune.calibrate import Calibration, group_statistics
-from subprune.data import batches
-from subprune.experiments.datasets import load
-from subprune.experiments.models import build, shipped_lenet
-from subprune.ranking import in_order
+from subprune.data.batches import batches
+from subprune.loop.tour import in_order
+from subprune.program import parallel
+from subprune.statistics.calibration import Calibration
+from subprune.zoo.datasets import load
+from subprune.zoo.models import build, shipped_lenet
 
 
 @pytest.fixture
@@ -28,7 +29,9 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 class TestEach:
     def test_order_and_threads(self) -> None:
-        found = parallel.each(lambda i: (i, torch.get_num_threads(), threading.current_thread().name), range(20))
+        found = parallel.each(
+            lambda i: (i, torch.get_num_threads(), threading.current_thread().name), range(20)
+        )
         assert [i for i, _, _ in found] == list(range(20))
         assert {threads for _, threads, _ in found} == {1}
         assert all(name.startswith("subprune") for _, _, name in found)
@@ -36,7 +39,9 @@ class TestEach:
 
     def test_not_worthwhile_runs_here(self) -> None:
         here = threading.current_thread().name
-        assert parallel.each(lambda _: threading.current_thread().name, range(3), False) == [here] * 3
+        assert (
+            parallel.each(lambda _: threading.current_thread().name, range(3), False) == [here] * 3
+        )
 
     def test_work_inside_work_does_not_wait_for_itself(self) -> None:
         found = parallel.each(lambda i: sum(parallel.each(lambda j: i * j, range(5))), range(8))
@@ -94,7 +99,11 @@ def test_same_network_on_one_core_and_on_two(method: str) -> None:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             model = shipped_lenet()[0]
-            found.append(subprune.prune(model, images, compression=4, method=method, time_calls=False, progress=False))
+            found.append(
+                subprune.prune(
+                    model, images, compression=4, method=method, time_calls=False, progress=False
+                )
+            )
     finally:
         torch.set_num_threads(before)
     one, two = found
@@ -117,7 +126,11 @@ def test_fused_runs_give_the_same_statistics() -> None:
         run = calibration.start()
         run.fuse = fuse
         run.advance(min(c.use.op for c in group.consumers))
-        found.append(group_statistics(group, "layer", run, run)[0][0].whole())
+        found.append(statistics_at(group, run)[0])
     fused, plain = found
-    torch.testing.assert_close(fused.gram, plain.gram, rtol=1e-4, atol=1e-4 * float(plain.gram.diagonal().max()))
-    torch.testing.assert_close(fused.cross, plain.cross, rtol=1e-4, atol=1e-4 * float(plain.cross.abs().max()))
+    torch.testing.assert_close(
+        fused.gram, plain.gram, rtol=1e-4, atol=1e-4 * float(plain.gram.diagonal().max())
+    )
+    torch.testing.assert_close(
+        fused.cross, plain.cross, rtol=1e-4, atol=1e-4 * float(plain.cross.abs().max())
+    )

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.data import batches
+from subprune.cutting.masking import mask
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import LeNet, shipped_lenet
-from subprune.experiments.training import count_correct
-from subprune.masking import mask
-from subprune.record import as_inputs
+from subprune.program.record import as_inputs
 from subprune.structure import find_groups
+from subprune.zoo.accuracy import count_correct
+from subprune.zoo.datasets import load
+from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")
 
@@ -37,17 +37,21 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("method", VARIANTS)
-@pytest.mark.parametrize("reweight", [True, False])
-def test_pruned_is_smaller_and_equals_masked(lenet: nn.Module, images: Tensor, method: str, reweight: bool) -> None:
+@pytest.mark.parametrize("fit", [None, "keep"])
+def test_pruned_is_smaller_and_equals_masked(
+    lenet: nn.Module, images: Tensor, method: str, fit: str | None
+) -> None:
     budgets = {"conv1": 3, "conv2": 7, "fc1": 40, "fc2": 30}
-    result = subprune.prune(lenet, images, method=method, budgets=budgets, reweight=reweight)
+    result = subprune.prune(lenet, images, method=method, budgets=budgets, fit=fit)
     assert result.plan.counts == budgets
     assert result.model.conv2.weight.shape == (7, 3, 3, 3)
     assert result.model.fc1.weight.shape == (40, 7 * 25)
     assert result.model.fc1.in_features == 175
     full = masked_and_reweighted(lenet, result)
     expected, found = full(as_inputs(images))[0], result.model(images)
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5 * float(expected.detach().abs().max()))
+    assert torch.allclose(
+        found, expected, rtol=1e-5, atol=1e-5 * float(expected.detach().abs().max())
+    )
 
 
 def masked_and_reweighted(lenet: nn.Module, result: subprune.Result) -> object:
@@ -55,7 +59,13 @@ def masked_and_reweighted(lenet: nn.Module, result: subprune.Result) -> object:
     structure = find_groups(lenet, torch.zeros(192, 1, 28, 28))
     full = copy.deepcopy(lenet)
     kept = result.plan.kept
-    rows = {"conv1": range(1), "conv2": kept["conv1"], "fc1": kept["conv2"], "fc2": kept["fc1"], "fc3": kept["fc2"]}
+    rows = {
+        "conv1": range(1),
+        "conv2": kept["conv1"],
+        "fc1": kept["conv2"],
+        "fc2": kept["fc1"],
+        "fc3": kept["fc2"],
+    }
     with torch.no_grad():
         for name, units in rows.items():
             small, big = result.model.get_submodule(name), full.get_submodule(name)
@@ -69,8 +79,12 @@ def masked_and_reweighted(lenet: nn.Module, result: subprune.Result) -> object:
 
 
 @pytest.mark.parametrize("method", VARIANTS)
-def test_first_group_equals_least_squares_on_raw_activations(lenet: nn.Module, images: Tensor, method: str) -> None:
-    """Only the first layer pruned: all three variants are the same regression, which numpy solves too."""
+def test_first_group_equals_least_squares_on_raw_activations(
+    lenet: nn.Module, images: Tensor, method: str
+) -> None:
+    """Only the first layer pruned: all three variants are the same regression, which numpy solves
+    too.
+    """
     result = subprune.prune(lenet, images, method=method, budgets={"conv1": 3})
     kept = list(result.plan.kept["conv1"])
     with torch.no_grad():
@@ -87,7 +101,9 @@ def test_first_group_equals_least_squares_on_raw_activations(lenet: nn.Module, i
 
 def test_asymmetric_target_is_the_dense_model(lenet: nn.Module, images: Tensor) -> None:
     """With two layers pruned, the second one's weights solve min ‖A W − B_S W̃‖ on raw activations."""
-    result = subprune.prune(lenet, images, method="asym-in-change", budgets={"fc1": 30, "fc2": 20}, ridge=0)
+    result = subprune.prune(
+        lenet, images, method="asym-in-change", budgets={"fc1": 30, "fc2": 20}, ridge=0
+    )
     small = result.model
     with torch.no_grad():
         dense = dense_input(lenet, images)
@@ -96,7 +112,9 @@ def test_asymmetric_target_is_the_dense_model(lenet: nn.Module, images: Tensor) 
     weights = torch.linalg.lstsq(b, target, driver="gelsd").solution
     best = float((b @ weights - target).square().sum() / target.square().sum())
     assert result.plan.groups[1].error == pytest.approx(best, rel=1e-3)
-    own = float((b @ small.fc3.weight.detach().double().T - target).square().sum() / target.square().sum())
+    own = float(
+        (b @ small.fc3.weight.detach().double().T - target).square().sum() / target.square().sum()
+    )
     assert own == pytest.approx(best, rel=1e-3)
 
 
@@ -125,11 +143,13 @@ def test_same_seed_same_bits(lenet: nn.Module, images: Tensor) -> None:
 
 @pytest.mark.parametrize("method", VARIANTS)
 def test_accuracy_survives(lenet: nn.Module, method: str) -> None:
-    """Four times smaller without labels or fine-tuning, and still far above what no reweighting leaves."""
+    """Four times smaller without labels or fine-tuning, and still far above what no reweighting
+    leaves.
+    """
     test = load("mnist-sample", "test").subset(torch.arange(2000))
     data = load("mnist-sample", "train").inputs(torch.arange(512))
     result = subprune.prune(lenet, data, method=method, compression=4)
-    plain = subprune.prune(lenet, data, method=method, compression=4, reweight=False)
+    plain = subprune.prune(lenet, data, method=method, compression=4, fit="keep")
     good, bad = (count_correct(r.model, test) / len(test) for r in (result, plain))
     assert good > 0.94
     assert good > bad
@@ -137,7 +157,9 @@ def test_accuracy_survives(lenet: nn.Module, method: str) -> None:
 
 @pytest.mark.parametrize("allocate", ["uniform", "error"])
 @pytest.mark.parametrize("target", [{"compression": 3}, {"compression": 20.5}, {"speedup": 2.5}])
-def test_target_is_met_and_filled(lenet: nn.Module, images: Tensor, allocate: str, target: dict[str, float]) -> None:
+def test_target_is_met_and_filled(
+    lenet: nn.Module, images: Tensor, allocate: str, target: dict[str, float]
+) -> None:
     result = subprune.prune(lenet, images, allocate=allocate, **target)
     report = result.report
     name, ratio = next(iter(target.items()))
@@ -146,7 +168,9 @@ def test_target_is_met_and_filled(lenet: nn.Module, images: Tensor, allocate: st
     for group in result.plan.groups:  # not one more unit fits
         if len(group.kept) < group.units:
             more = {**result.plan.counts, group.name: len(group.kept) + 1}
-            bigger = subprune.prune(lenet, images[:8], budgets=more, method="layer-in-change").report
+            bigger = subprune.prune(
+                lenet, images[:8], budgets=more, method="layer-in-change"
+            ).report
             assert (bigger.parameters if name == "compression" else bigger.flops)[1] * (
                 1 if name == "compression" else images[:128].shape[0] / 8
             ) > before / ratio
@@ -161,7 +185,9 @@ def test_caller_keeps_everything(lenet: nn.Module, images: Tensor) -> None:
     seen: list[int] = []
     model.conv1.register_forward_hook(lambda *_: seen.append(1))
     model(images[:4]).sum().backward()
-    before = {n: (x.clone(), x.grad.clone()) for n, x in model.named_parameters() if x.grad is not None}
+    before = {
+        n: (x.clone(), x.grad.clone()) for n, x in model.named_parameters() if x.grad is not None
+    }
     ids = {n: id(x) for n, x in model.named_parameters()}
     modes = [m.training for m in model.modules()]
     rng, linear = torch.get_rng_state(), F.linear
@@ -182,7 +208,9 @@ def test_labels_are_ignored(lenet: nn.Module, images: Tensor) -> None:
     labels = torch.zeros(len(images), dtype=torch.int64)
     a = subprune.prune(lenet, images, keep=0.5)
     b = subprune.prune(lenet, (images, labels), keep=0.5)
-    c = subprune.prune(lenet, list(zip(images.split(128), labels.split(128), strict=True)), keep=0.5)
+    c = subprune.prune(
+        lenet, list(zip(images.split(128), labels.split(128), strict=True)), keep=0.5
+    )
     assert a.plan.kept == b.plan.kept == c.plan.kept
 
 
@@ -203,11 +231,19 @@ def with_nan(images: Tensor) -> Tensor:
 BAD = {
     "empty tensor": (lambda m, x: (m, x[:0], {"keep": 0.5}), DataError, "empty"),
     "empty list": (lambda m, x: (m, [], {"keep": 0.5}), DataError, "empty"),
-    "a generator that ran out": (lambda m, x: (m, (i for i in ()), {"keep": 0.5}), DataError, "empty"),
+    "a generator that ran out": (
+        lambda m, x: (m, (i for i in ()), {"keep": 0.5}),
+        DataError,
+        "empty",
+    ),
     "nan input": (lambda m, x: (m, with_nan(x), {"keep": 0.5}), DataError, "batch 1.*NaN"),
     "inf input": (lambda m, x: (m, x / 0, {"keep": 0.5}), DataError, "NaN or infinity"),
     "nan weight": (lambda m, x: (broken(float("nan")), x, {"keep": 0.5}), DataError, "'conv2'"),
-    "inf weight": (lambda m, x: (broken(float("inf"), "fc1"), x, {"keep": 0.5}), DataError, "'fc1'"),
+    "inf weight": (
+        lambda m, x: (broken(float("inf"), "fc1"), x, {"keep": 0.5}),
+        DataError,
+        "'fc1'",
+    ),
     "wrong shape": (lambda m, x: (m, x[:, :, :10], {"keep": 0.5}), DataError, "shapes"),
     "wrong channels": (lambda m, x: (m, x.repeat(1, 3, 1, 1), {"keep": 0.5}), DataError, "shapes"),
     "a string": (lambda m, x: (m, "images/", {"keep": 0.5}), DataError, "str"),
@@ -220,12 +256,28 @@ BAD = {
     "keep above one": (lambda m, x: (m, x, {"keep": 1.5}), BudgetError, "at most 1"),
     "ratio below one": (lambda m, x: (m, x, {"compression": 0.5}), BudgetError, "at least 1"),
     "ratio too large": (lambda m, x: (m, x, {"compression": 1e5}), BudgetError, "nearest feasible"),
-    "two targets": (lambda m, x: (m, x, {"keep": 0.5, "compression": 2}), OptionError, "exactly one"),
+    "two targets": (
+        lambda m, x: (m, x, {"keep": 0.5, "compression": 2}),
+        OptionError,
+        "exactly one",
+    ),
     "no target": (lambda m, x: (m, x, {}), OptionError, "exactly one"),
-    "unknown method": (lambda m, x: (m, x, {"keep": 0.5, "method": "asym"}), OptionError, "asym-in-change"),
-    "unknown rule": (lambda m, x: (m, x, {"compression": 2, "allocate": "eror"}), OptionError, "'error'"),
+    "unknown method": (
+        lambda m, x: (m, x, {"keep": 0.5, "method": "asym"}),
+        OptionError,
+        "asym-in-change",
+    ),
+    "unknown rule": (
+        lambda m, x: (m, x, {"compression": 2, "allocate": "eror"}),
+        OptionError,
+        "'error'",
+    ),
     "epsilon": (lambda m, x: (m, x, {"keep": 0.5, "epsilon": 2}), OptionError, "between 0 and 1"),
-    "half model": (lambda m, x: (copy.deepcopy(m).half(), x, {"keep": 0.5}), OptionError, "half precision"),
+    "half model": (
+        lambda m, x: (copy.deepcopy(m).half(), x, {"keep": 0.5}),
+        OptionError,
+        "half precision",
+    ),
     "not a model": (lambda m, x: ("resnet18", x, {"keep": 0.5}), OptionError, "nn.Module"),
     "progress": (lambda m, x: (m, x, {"keep": 0.5, "progress": "yes"}), OptionError, "progress"),
 }
@@ -275,7 +327,9 @@ def deficient(kind: str, lenet: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("method", VARIANTS)
 @pytest.mark.parametrize("kind", ["dead channels", "duplicates", "a dead layer"])
 @pytest.mark.parametrize("samples", [3, 192])
-def test_deficient_layers(lenet: nn.Module, images: Tensor, method: str, kind: str, samples: int) -> None:
+def test_deficient_layers(
+    lenet: nn.Module, images: Tensor, method: str, kind: str, samples: int
+) -> None:
     model = deficient(kind, lenet)
     result = subprune.prune(model, images[:samples], method=method, keep=0.5)
     for group in result.plan.groups:
@@ -294,7 +348,9 @@ def test_deficient_layers(lenet: nn.Module, images: Tensor, method: str, kind: s
 # ---- saving -------------------------------------------------------------------------------------
 
 
-def test_saved_model_loads_and_wrong_ones_are_refused(lenet: nn.Module, images: Tensor, tmp_path) -> None:
+def test_saved_model_loads_and_wrong_ones_are_refused(
+    lenet: nn.Module, images: Tensor, tmp_path
+) -> None:
     result = subprune.prune(lenet, images, compression=4)
     path = subprune.save(result, tmp_path / "small.safetensors")
     again = subprune.load(LeNet(), path)
@@ -318,5 +374,6 @@ def test_result_prints_as_a_table(lenet: nn.Module, images: Tensor) -> None:
 def test_progress_callback_sees_every_step(lenet: nn.Module, images: Tensor) -> None:
     steps: list[object] = []
     subprune.prune(lenet, images, compression=4, progress=steps.append)
-    assert [s.done for s in steps] == list(range(15))  # 3 before groups are known, 4 curves, 4 groups, 3 after, done
+    # 3 before groups are known, 4 curves, 4 groups, 3 after, done
+    assert [s.done for s in steps] == list(range(15))
     assert {s.total for s in steps[3:]} == {14}

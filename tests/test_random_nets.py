@@ -10,10 +10,10 @@ import torch
 from random_nets import Generator, random_net
 from zoo import some_units
 
+from subprune.cutting.surgery import cut, prove
 from subprune.errors import BudgetError
-from subprune.record import as_inputs, record
+from subprune.program.record import as_inputs, record
 from subprune.structure import CostModel, analyse, find_groups
-from subprune.surgery import cut, prove
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,9 @@ def check(seed: int) -> tuple[Counter[str], int]:
     model, x, used = random_net(seed)
     inputs = as_inputs(x)
     # A run on the real, tiny tensors is faster than one on fake ones; both must find the same.
-    structure = find_groups(model, x) if seed % 10 == 0 else analyse(record(model, inputs, fake=False))
+    structure = (
+        find_groups(model, x) if seed % 10 == 0 else analyse(record(model, inputs, fake=False))
+    )
     chosen = some_units(structure, seed)
     for name, kept in chosen.items():
         prove(model, structure, {name: kept}, inputs, TOLERANCE)
@@ -78,6 +80,8 @@ def test_every_operation_is_drawn_often() -> None:
 def test_fake_and_real_recordings_agree(seed: int) -> None:
     model, x, _ = random_net(seed)
     fake, real = find_groups(model, x), analyse(record(model, as_inputs(x), fake=False))
-    assert [(g.name, g.kind, g.n_units) for g in fake] == [(g.name, g.kind, g.n_units) for g in real]
+    assert [(g.name, g.kind, g.n_units) for g in fake] == [
+        (g.name, g.kind, g.n_units) for g in real
+    ]
     assert fake.refused == real.refused
     assert [op.name for op in fake.program.ops] == [op.name for op in real.program.ops]

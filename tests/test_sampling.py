@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import slow_methods as slow
 import torch
 from method_nets import NETS
 from torch import nn
+from views import setting_of, views
 
 import subprune
-from subprune.budget import by_sampling
-from subprune.budget.target import Rounding, Target
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.budget.goal import Limit, Rounding
+from subprune.budget.sampling import by_sampling
+from subprune.data.batches import batches
 from subprune.errors import BudgetError
-from subprune.ranking import rankers, sensitivities
-from subprune.registry import METHODS, Ranker
-from subprune.sampling import DELTA, Sensitivity, distinct, draws_for, max_shares, sampled, sensitivity
+from subprune.loop.looks import sensitivities
+from subprune.select.selector import View
+from subprune.select.sensitivity import (
+    DELTA,
+    Sensitivity,
+    distinct,
+    draws_for,
+    max_shares,
+    sampled,
+    sensitivity,
+)
+from subprune.statistics.calibration import Calibration
 from subprune.structure.cost import CostModel
 
 
-def all_rankers(name: str) -> list[tuple[Ranker, Sensitivity]]:
+def all_views(name: str) -> list[tuple[View, Sensitivity]]:
     net = NETS[name]
     model = net.build()
     calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
-    return [(r, sensitivity(r)) for r in rankers(calibration, calibration.structure.inner(), METHODS["layer-sampling"])]
+    return [
+        (view, sensitivity(calibration, view.group, view.dense))
+        for view in views(setting_of(calibration))
+    ]
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_sensitivities_equal_their_slow_twins(name: str) -> None:
     net = NETS[name]
-    for ranker, found in all_rankers(name):
-        expected = slow.sensitivities(net.build(), net.groups[ranker.group.name], net.data(2, 4))
+    for view, found in all_views(name):
+        expected = slow.sensitivities(net.build(), net.groups[view.group.name], net.data(2, 4))
         assert found.units.tolist() == pytest.approx(expected, abs=1.1e-6)
 
 
 def test_patches_and_kernel_positions_are_counted() -> None:
-    found = {r.group.name: s.sums for r, s in all_rankers("plain")}
+    found = {r.group.name: s.sums for r, s in all_views("plain")}
     assert found == {"conv1": (4 + 1) * 9, "conv2": 1 + 1, "fc1": 1 + 1}
 
 
@@ -73,19 +86,18 @@ def test_draws_end_when_units_can_never_be_drawn() -> None:
 
 
 def test_nothing_is_scaled_when_nothing_goes_and_factors_are_right_on_average() -> None:
-    for ranker, own in all_rankers("plain"):
-        n, p = ranker.n_units, own.probabilities
-        ranker.k = n
-        scale = sampled(ranker).scale
+    for view, own in all_views("plain"):
+        n, p = view.n_units, own.probabilities
+        scale = sampled(replace(view, k=n)).scale
         assert scale is not None
         assert (scale(n) == 1).all()
-        ranker.k = None
-        nested = sampled(ranker)
+        nested = sampled(view)
         assert sorted(nested.order) == list(range(n))
         assert nested.scale is not None
         m = draws_for(p, n - 1)
         chance = 1 - (1 - p) ** m
-        torch.testing.assert_close(nested.scale(n - 1), torch.where(p > 0, 1 / chance, 1.0))  # dead units stay
+        # dead units stay
+        torch.testing.assert_close(nested.scale(n - 1), torch.where(p > 0, 1 / chance, 1.0))
 
 
 def test_draws_of_an_error_follow_the_formula() -> None:
@@ -107,34 +119,44 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
     calibration = Calibration.of(model, batches(net.data(2, 4), model, None))
     groups = list(calibration.structure.inner())
     cost = CostModel(model, calibration.structure)
-    own = sensitivities(calibration, groups, METHODS["layer-sampling"])
-    target = Target("params", int(cost.params({}) / compression), "test")
+    own = sensitivities(setting_of(calibration, groups))
+    target = Limit("params", int(cost.params({}) / compression), "test")
     counts = by_sampling(groups, own, cost, target, Rounding())
-    assert cost.params(counts) <= target.limit
+    assert cost.params(counts) <= target.most
     assert all(
-        cost.params({**counts, g.name: counts[g.name] + 1}) > target.limit for g in groups if counts[g.name] < g.n_units
+        cost.params({**counts, g.name: counts[g.name] + 1}) > target.most
+        for g in groups
+        if counts[g.name] < g.n_units
     )
 
     def at(error: float) -> dict[str, int]:
         return {
             g.name: min(
-                g.n_units, max(1, math.ceil(distinct(own[g.name].probabilities, own[g.name].draws(error)) - 1e-9))
+                g.n_units,
+                max(
+                    1,
+                    math.ceil(distinct(own[g.name].probabilities, own[g.name].draws(error)) - 1e-9),
+                ),
             )
             for g in groups
         }
 
     fitting = [at(10 ** (i / 50)) for i in range(-100, 450)]
-    best = next(c for c in fitting if cost.params(c) <= target.limit)
+    best = next(c for c in fitting if cost.params(c) <= target.most)
     assert all(counts[g] >= best[g] for g in counts)
 
 
 def test_the_rule_is_its_own_and_an_impossible_target_is_refused() -> None:
     net = NETS["plain"]
-    result = subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=2, progress=False)
+    result = subprune.prune(
+        net.build(), net.data(2, 9), method="layer-sampling", compression=2, progress=False
+    )
     assert result.plan.options["allocate"] == "sampling"
     assert result.report.compression >= 2
     with pytest.raises(BudgetError, match="nearest feasible"):
-        subprune.prune(net.build(), net.data(2, 9), method="layer-sampling", compression=1e4, progress=False)
+        subprune.prune(
+            net.build(), net.data(2, 9), method="layer-sampling", compression=1e4, progress=False
+        )
 
 
 def test_float32_ties_do_not_depend_on_rounding() -> None:
@@ -142,7 +164,11 @@ def test_float32_ties_do_not_depend_on_rounding() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x = torch.randn(30, 4)
     kept = {
-        str(subprune.prune(m, d, method="layer-sampling", budgets={"0": 3}, progress=False).plan.kept)
+        str(
+            subprune.prune(
+                m, d, method="layer-sampling", budgets={"0": 3}, progress=False
+            ).plan.kept
+        )
         for m, d in ((model, x), (copy.deepcopy(model).double(), x.double()))
     }
     assert len(kept) == 1

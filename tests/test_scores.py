@@ -7,16 +7,16 @@ import slow_methods as slow
 import torch
 from method_nets import NETS, Net
 from torch import Tensor, nn
+from views import recipe_of, setting_of, views
 
 import subprune
-from subprune import scores
-from subprune.budget import by_score, top_fraction
-from subprune.budget.target import Rounding, Target
-from subprune.calibrate import Calibration
-from subprune.data import batches
+from subprune.budget.goal import Limit, Rounding
+from subprune.budget.scores import by_score, top_fraction
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
-from subprune.ranking import comparable_scores, rankers
-from subprune.registry import METHODS
+from subprune.loop.looks import comparable_scores
+from subprune.select import scores
+from subprune.statistics.calibration import Calibration
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
@@ -30,13 +30,13 @@ def calibrated(net: Net, data: slow.Data | None = None) -> Calibration:
 def test_scores_equal_their_slow_twins(name: str) -> None:
     net, calibration = NETS[name], calibrated(NETS[name])
     dense, data = net.build(), net.data(2, 9)
-    for ranker in rankers(calibration, calibration.structure.inner(), METHODS["act-grad"]):
-        readers = net.groups[ranker.group.name]
-        torch.testing.assert_close(scores.act_grad(ranker), slow.act_grad(dense, readers, data))
+    for view in views(setting_of(calibration)):
+        readers = net.groups[view.group.name]
+        torch.testing.assert_close(scores.act_grad(view), slow.act_grad(dense, readers, data))
         norms = torch.tensor(slow.weight_norm(dense, readers, mean=False), dtype=torch.float64)
-        torch.testing.assert_close(scores.weight_norms(ranker), norms)
+        torch.testing.assert_close(scores.weight_norms(view), norms)
         means = torch.tensor(slow.weight_norm(dense, readers, mean=True), dtype=torch.float64)
-        torch.testing.assert_close(scores.weight_norms(ranker) / scores.weight_counts(ranker), means)
+        torch.testing.assert_close(scores.weight_norms(view) / scores.weight_counts(view), means)
 
 
 def test_scores_do_not_depend_on_how_samples_are_batched() -> None:
@@ -44,7 +44,8 @@ def test_scores_do_not_depend_on_how_samples_are_batched() -> None:
     (x, y), *_ = net.data(1, 12)
     parts = ([(x, y)], list(zip(x.split(5), y.split(5), strict=True)))
     found = [
-        comparable_scores(c, c.structure.inner(), METHODS["act-grad"]) for c in (calibrated(net, p) for p in parts)
+        comparable_scores(setting_of(c), recipe_of("act-grad"))
+        for c in (calibrated(net, p) for p in parts)
     ]
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name])
@@ -85,13 +86,17 @@ def test_a_target_is_filled_with_the_best_units() -> None:
     full = cost.params({})
     sizes = []
     for limit in range(cost.params({"0": 1, "2": 1}), full + 1):
-        counts = by_score(groups, own, cost, Target("params", limit, "test"), Rounding())
+        counts = by_score(groups, own, cost, Limit("params", limit, "test"), Rounding())
         assert cost.params(counts) <= limit
-        more = [{**counts, g.name: counts[g.name] + 1} for g in groups if counts[g.name] < g.n_units]
+        more = [
+            {**counts, g.name: counts[g.name] + 1} for g in groups if counts[g.name] < g.n_units
+        ]
         assert all(cost.params(m) > limit for m in more)
         sizes.append(cost.params(counts))
     assert sizes[-1] == full
-    exact = by_score(groups, own, cost, Target("params", cost.params({"0": 2, "2": 2}), "test"), Rounding())
+    exact = by_score(
+        groups, own, cost, Limit("params", cost.params({"0": 2, "2": 2}), "test"), Rounding()
+    )
     assert exact == {"0": 2, "2": 2}
 
 
@@ -107,10 +112,17 @@ def test_equal_scores_go_to_the_earlier_group() -> None:
 def test_scores_must_be_there_and_be_numbers() -> None:
     groups, cost, own = ladder()
     with pytest.raises(DataError, match="finite"):
-        by_score(groups, {**own, "0": own["0"] / 0}, cost, Target("params", 50, "test"), Rounding())
+        by_score(groups, {**own, "0": own["0"] / 0}, cost, Limit("params", 50, "test"), Rounding())
     net = NETS["plain"]
     with pytest.raises(OptionError, match=r"allocate='score' needs scores.*act-grad"):
-        subprune.prune(net.build(), net.data(), method="layer-random", compression=2, allocate="score", progress=False)
+        subprune.prune(
+            net.build(),
+            net.data(),
+            method="layer-weight-norm",
+            compression=2,
+            allocate="score",
+            progress=False,
+        )
 
 
 def test_loss_of_sequences_maps_and_misfits() -> None:
@@ -119,7 +131,9 @@ def test_loss_of_sequences_maps_and_misfits() -> None:
     labels = torch.tensor([0, 1, 2, 0])
     expected = -flat.log_softmax(-1)[torch.arange(4), labels].sum()
     torch.testing.assert_close(scores.label_loss(flat, labels), expected)
-    torch.testing.assert_close(scores.label_loss(flat.reshape(2, 2, 3), labels.reshape(2, 2)), expected)
+    torch.testing.assert_close(
+        scores.label_loss(flat.reshape(2, 2, 3), labels.reshape(2, 2)), expected
+    )
     maps = flat.reshape(2, 2, 3).movedim(-1, 1)[..., None]
     torch.testing.assert_close(scores.label_loss(maps, labels.reshape(2, 2, 1)), expected)
     with pytest.raises(DataError, match="do not fit the model's first output"):

@@ -14,7 +14,7 @@ import subprune
 from subprune.errors import BudgetError, OptionError
 from subprune.options import Options
 from subprune.structure import Structure, find_groups
-from subprune.structure.select import choose_groups
+from subprune.structure.choose import choose_groups
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,9 @@ def test_modules_themselves(case: tuple[nn.Module, Structure]) -> None:
         (nn.LSTM, "the type LSTM, and no module in the model is one; there are .*Linear"),
     ],
 )
-def test_wrong_values(case: tuple[nn.Module, Structure], option: str, value: Any, message: str) -> None:
+def test_wrong_values(
+    case: tuple[nn.Module, Structure], option: str, value: Any, message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         names(case, **{option: value})
 
@@ -111,7 +113,12 @@ class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer1, self.layer2 = Block(5), Block(8)
-        self.inp, self.up, self.down, self.end = nn.Linear(8, 4), nn.Linear(4, 7), nn.Linear(7, 4), nn.Linear(4, 3)
+        self.inp, self.up, self.down, self.end = (
+            nn.Linear(8, 4),
+            nn.Linear(4, 7),
+            nn.Linear(7, 4),
+            nn.Linear(4, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inp(self.layer2(self.layer1(x)))
@@ -155,7 +162,10 @@ def test_a_container_stands_for_its_layers_however_it_was_found(
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ("inp*", "only= holds 'inp\\*', .* inp: residual stream: cut only when named itself in only= or budgets="),
+        (
+            "inp*",
+            "only= holds 'inp\\*', .* inp: residual stream: cut only when named itself in only= or budgets=",
+        ),
         ("end", "only= holds 'end', and nothing it matches can be pruned: end: "),
         (["up", "end"], "only= holds 'end'"),
     ],
@@ -168,7 +178,10 @@ def test_an_item_of_only_without_a_prunable_group_is_refused_with_the_reason(
 
 
 def test_a_type_that_catches_but_a_stream_is_refused(case: tuple[nn.Module, Structure]) -> None:
-    with pytest.raises(BudgetError, match=r"the type Embedding, .* embed: residual stream: cut only when named itself"):
+    with pytest.raises(
+        BudgetError,
+        match=r"the type Embedding, .* embed: residual stream: cut only when named itself",
+    ):
         names(case, only=nn.Embedding)
     with pytest.raises(BudgetError, match=r"a RMSNorm, .* no layer of it makes units"):
         names(case, only=case[0].blocks[0].norm1)  # type: ignore[union-attr,index]
@@ -196,16 +209,24 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("build", "name", "why"),
     [
-        (lambda: (Twice().eval(), torch.randn(2, 5)), "inp", "cannot be reweighted: end.weight is used 2 times"),
+        (
+            lambda: (Twice().eval(), torch.randn(2, 5)),
+            "inp",
+            "cannot be reweighted: end.weight is used 2 times",
+        ),
         (ZOO["shared-head"].build, "left", "cannot be reweighted: head.weight is used 2 times"),
         (ZOO["shuffles"].build, "conv2", "has a single unit"),
     ],
 )
-def test_what_cannot_go_at_all_is_refused_by_its_own_reason(build: Callable[[], Any], name: str, why: str) -> None:
+def test_what_cannot_go_at_all_is_refused_by_its_own_reason(
+    build: Callable[[], Any], name: str, why: str
+) -> None:
     model, example = build()
     structure = find_groups(model, example)
     for options in ({"only": name}, {"budgets": {name: 1}}):
-        with pytest.raises(BudgetError, match=f"{next(iter(options))}= .*'{name}'.* can.* pruned: .*{why}"):
+        with pytest.raises(
+            BudgetError, match=f"{next(iter(options))}= .*'{name}'.* can.* pruned: .*{why}"
+        ):
             choose_groups(structure, model, **options)
 
 
@@ -223,8 +244,10 @@ def test_what_cannot_go_at_all_is_refused_by_its_own_reason(build: Callable[[], 
         (lambda: None, None),
     ],
 )
-def test_items_are_read_once_and_recorded_as_given(make: Callable[[], Any], recorded: list[str] | None) -> None:
-    options = Options("random", keep=0.5, only=make(), ignore=make())
+def test_items_are_read_once_and_recorded_as_given(
+    make: Callable[[], Any], recorded: list[str] | None
+) -> None:
+    options = Options(method="random", keep=0.5, only=make(), ignore=make())
     for _ in range(2):
         assert options.to_dict()["only"] == options.to_dict()["ignore"] == recorded
 

@@ -10,15 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
-from subprune.shifts import can_shift, shifted_products
-from subprune.statistics import (
+from subprune.statistics.patches import Convolution, conv_rows, patches
+from subprune.statistics.shifts import can_shift, shifted_products
+from subprune.statistics.statistics import (
     Accumulator,
-    Consumer,
+    ColumnMap,
     ConsumerStatistics,
-    Convolution,
     Statistics,
-    conv_rows,
-    patches,
     unit_count,
 )
 
@@ -44,7 +42,11 @@ def test_streaming_equals_one_product(dtype: torch.dtype, rtol: float) -> None:
         accumulator.update(rows, targets, max_bytes=1000)
     B, Y = B.double(), Y.double()
     energy = float(Y.square().sum())
-    same(accumulator.result(), Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units), rtol)
+    same(
+        accumulator.result(),
+        Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units),
+        rtol,
+    )
 
 
 def test_float32_chunks_do_not_lose_what_float64_sums_keep() -> None:
@@ -60,7 +62,9 @@ def test_half_precision_is_widened() -> None:
     B = normal(0, 50, 3, dtype=torch.float32).bfloat16()
     accumulator = Accumulator(3, 3, torch.arange(3))
     accumulator.update(B, B)
-    torch.testing.assert_close(accumulator.result().cross, B.double().T @ B.double(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        accumulator.result().cross, B.double().T @ B.double(), rtol=1e-6, atol=1e-5
+    )
 
 
 def test_symmetric_form_needs_no_targets() -> None:
@@ -90,10 +94,14 @@ def test_overflow_no_rows_and_wrong_shapes_are_refused() -> None:
     with pytest.raises(DataError, match="do not fit"):
         accumulator.update(torch.zeros(3, 4))
     with pytest.raises(DataError, match="must be float64"):
-        Statistics(*(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2)))
+        Statistics(
+            *(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2))
+        )
     eye = torch.eye(2).double()
     with pytest.raises(DataError, match="sums has shape"):
-        Statistics(eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2))
+        Statistics(
+            eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2)
+        )
 
 
 def test_columns_of_units() -> None:
@@ -123,23 +131,38 @@ def test_patches_times_weight_is_the_convolution(dims: int, padding_mode: str, g
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             layer = CONVS[dims - 1](
-                4, 6, sizes, stride, padding, dilation, groups, False, padding_mode, dtype=torch.float64
+                4,
+                6,
+                sizes,
+                stride,
+                padding,
+                dilation,
+                groups,
+                False,
+                padding_mode,
+                dtype=torch.float64,
             )
             expected = layer(x)
         conv = Convolution.of(layer)
         rows = patches(x, sizes, stride, padding, dilation, padding_mode)
-        blocks = Consumer(torch.arange(4), 6, conv).weight_blocks(layer.weight.detach())
+        blocks = ColumnMap(torch.arange(4), 6, conv).weight_blocks(layer.weight.detach())
         found = torch.cat([r @ w for r, w in zip(rows.chunk(groups, 1), blocks, strict=True)], 1)
         found = found.reshape(2, *expected.shape[2:], 6).movedim(-1, 1)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-        again = Consumer(torch.arange(4), 6, conv).output(x, layer.weight.detach())
+        again = ColumnMap(torch.arange(4), 6, conv).output(x, layer.weight.detach())
         torch.testing.assert_close(again, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_patches_equal_unfold_and_accept_any_memory_layout() -> None:
     x = normal(0, 3, 4, 8, 9)
-    expected = F.unfold(x, (3, 2), dilation=(2, 1), padding=(1, 2), stride=(2, 1)).mT.reshape(-1, 24)
-    for layout in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().mT):
+    expected = F.unfold(x, (3, 2), dilation=(2, 1), padding=(1, 2), stride=(2, 1)).mT.reshape(
+        -1, 24
+    )
+    for layout in (
+        x,
+        x.contiguous(memory_format=torch.channels_last),
+        x.transpose(2, 3).contiguous().mT,
+    ):
         assert torch.equal(patches(layout, (3, 2), (2, 1), (1, 2), (2, 1)), expected)
 
 
@@ -160,7 +183,9 @@ def test_chunks_are_bounded_and_complete(max_bytes: int) -> None:
 @pytest.mark.parametrize("size", [(9, 10, 8), (5, 5, 5)])
 def test_shifts_equal_patches(dims: int, padding_mode: str, size: tuple[int, ...]) -> None:
     x = normal(0, 3, 4, *size[:dims])
-    for kernel, padding, dilation in product([2, 3] if dims < 3 else [2], [0, 1, 2, "same"], [1, 2]):
+    for kernel, padding, dilation in product(
+        [2, 3] if dims < 3 else [2], [0, 1, 2, "same"], [1, 2]
+    ):
         sizes = (kernel,) * (dims - 1) + (3,)
         conv = Convolution.make(sizes, 1, padding, dilation, padding_mode)
         rows = patches(x, sizes, 1, padding, dilation, padding_mode)
@@ -175,13 +200,19 @@ def test_shifts_equal_patches(dims: int, padding_mode: str, size: tuple[int, ...
 @pytest.mark.parametrize(
     ("size", "kernel", "padding"), [((1, 1), 3, 1), ((2, 2), 3, 1), ((2, 3), 5, 2), ((3, 2), 5, 4)]
 )
-def test_shifts_on_maps_smaller_than_the_kernel(size: tuple[int, int], kernel: int, padding: int) -> None:
+def test_shifts_on_maps_smaller_than_the_kernel(
+    size: tuple[int, int], kernel: int, padding: int
+) -> None:
     x = normal(0, 7, 3, *size)
     conv = Convolution.make((kernel, kernel), 1, padding)
     rows = patches(x, (kernel, kernel), 1, padding)
     y = normal(1, 7, *conv.windows(x).shape[1:3], 2)
     found = shifted_products(x, y.movedim(-1, 1), conv)
-    for a, b in ((found.gram, rows.T @ rows), (found.cross, rows.T @ y.reshape(-1, 2)), (found.sums, rows.sum(0))):
+    for a, b in (
+        (found.gram, rows.T @ rows),
+        (found.cross, rows.T @ y.reshape(-1, 2)),
+        (found.sums, rows.sum(0)),
+    ):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -205,10 +236,12 @@ def test_shifts_are_used_where_they_pay() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("max_bytes", [2000, 10**8])
-def test_conv_consumer_equals_raw_patches(stride: int, groups: int, symmetric: bool, max_bytes: int) -> None:
+def test_conv_consumer_equals_raw_patches(
+    stride: int, groups: int, symmetric: bool, max_bytes: int
+) -> None:
     b, a, weight = normal(0, 6, 4, 9, 8), normal(1, 6, 4, 9, 8), normal(2, 8, 4 // groups, 3, 2)
     conv = Convolution.make((3, 2), (stride, 1), 1, groups=groups)
-    consumer = Consumer(torch.tensor([0, -1, 1, 2]), 8, conv)
+    consumer = ColumnMap(torch.tensor([0, -1, 1, 2]), 8, conv)
     y = consumer.output(b if symmetric else a, weight)
     assert can_shift(conv, (9, 8)) == (stride == 1)
     collector = ConsumerStatistics(consumer, symmetric, max_bytes)
@@ -226,7 +259,7 @@ def test_conv_consumer_equals_raw_patches(stride: int, groups: int, symmetric: b
 
 def test_linear_consumer_takes_any_leading_dimensions() -> None:
     b, weight = normal(0, 5, 3, 4), normal(1, 2, 4)
-    consumer = Consumer(torch.arange(4), 2)
+    consumer = ColumnMap(torch.arange(4), 2)
     symmetric, asymmetric = ConsumerStatistics(consumer, True), ConsumerStatistics(consumer, False)
     symmetric.update(b)
     asymmetric.update(b, consumer.output(b, weight))
@@ -238,13 +271,13 @@ def test_linear_consumer_takes_any_leading_dimensions() -> None:
 def test_not_finite_is_refused_in_a_convolution_too(stride: int) -> None:
     b = normal(0, 2, 3, 9, 9)
     b[1, 2, 4, 4] = float("inf")
-    consumer = Consumer(torch.arange(3), 2, Convolution.make((3, 3), stride, 1), where="conv2")
+    consumer = ColumnMap(torch.arange(3), 2, Convolution.make((3, 3), stride, 1), where="conv2")
     with pytest.raises(DataError, match="conv2: the inputs contain NaN"):
         ConsumerStatistics(consumer, True).update(b)
 
 
 def test_forms_cannot_be_mixed() -> None:
-    consumer = Consumer(torch.arange(4), 2, where="fc")
+    consumer = ColumnMap(torch.arange(4), 2, where="fc")
     with pytest.raises(OptionError, match="fc: these statistics are symmetric"):
         ConsumerStatistics(consumer, True).update(normal(0, 3, 4), normal(0, 3, 2))
     with pytest.raises(OptionError, match="fc: these statistics are asymmetric"):
@@ -262,8 +295,8 @@ def test_wrong_convolutions_are_refused() -> None:
         patches(normal(0, 1, 1, 2), (3,))
     with pytest.raises(OptionError, match="2-dimensional"):
         patches(normal(0, 1, 1, 5), (3, 3))
-    consumer = Consumer(torch.arange(1), 1, Convolution.make((3, 3)))
+    consumer = ColumnMap(torch.arange(1), 1, Convolution.make((3, 3)))
     with pytest.raises(OptionError, match="2-dimensional"):
         ConsumerStatistics(consumer, True).update(normal(0, 1, 1, 5))
     with pytest.raises(OptionError, match="cannot be split"):
-        Consumer(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()
+        ColumnMap(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()

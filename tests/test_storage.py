@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError
-from subprune.experiments.models import LeNet, ResNet
-from subprune.files import write_atomic
-from subprune.storage import read_report
+from subprune.io.files import write_atomic
+from subprune.io.storage import read_report
+from subprune.zoo.models import LeNet, ResNet
 
 
 class Wide(nn.Module):
@@ -64,7 +64,11 @@ def encoder() -> nn.Module:
 def bert() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=24,
     )
     return transformers.BertModel(config)
 
@@ -72,9 +76,15 @@ def bert() -> nn.Module:
 def llama() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=24, max_position_embeddings=32, use_cache=False,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=32,
+        use_cache=False,
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -120,7 +130,9 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 def test_pruned_twice_and_tuned(tmp_path: Path) -> None:
-    """Prune, fine-tune with a loop of one's own, prune again: one file loads into the original class."""
+    """Prune, fine-tune with a loop of one's own, prune again: one file loads into the original
+    class.
+    """
     torch.manual_seed(0)
     x = torch.randn(32, 1, 28, 28)
     first = subprune.prune(LeNet(), x, keep=0.7).model
@@ -142,7 +154,7 @@ def test_pruned_twice_and_tuned(tmp_path: Path) -> None:
     assert torch.equal(outputs(tuned, x), outputs(first, x))
 
 
-# ---- what the file says, and what is refused ------------------------------------------------------
+# ---- what the file says, and what is refused -----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +208,7 @@ def change_plan(**entries: Any) -> Callable[[dict[str, str], dict[str, Tensor]],
     """Alter the plan and, as an attacker would, write a fitting checksum."""
 
     def change(metadata: dict[str, str], state: dict[str, Tensor]) -> None:
-        from subprune.storage import _digest
+        from subprune.io.storage import _digest
 
         plan = json.loads(metadata["plan"])
         for place, value in entries.items():
@@ -231,10 +243,18 @@ ALTERED: dict[str, Callable[[dict[str, str], dict[str, Tensor]], Any]] = {
     "fractions of units": change_plan(steps__0__groups__conv1__kept=[0.5]),
     "other numbers kept": change_plan(steps__0__groups__conv1__kept=[0]),
     "another width": change_plan(steps__0__groups__conv1__units=7),
-    "a path as group": change_plan(**{"steps__0__groups__../../etc/passwd": {"units": 1, "kept": [0], "shapes": {}}}),
-    "a huge input": change_plan(steps__0__inputs={"args": [{"shape": [10**15], "dtype": "float32"}], "kwargs": {}}),
-    "an input that is no tensor": change_plan(steps__0__inputs={"args": [{"object": "Cache"}], "kwargs": {}}),
-    "an unknown type": change_plan(steps__0__inputs={"args": [{"shape": [1], "dtype": "object"}], "kwargs": {}}),
+    "a path as group": change_plan(
+        **{"steps__0__groups__../../etc/passwd": {"units": 1, "kept": [0], "shapes": {}}}
+    ),
+    "a huge input": change_plan(
+        steps__0__inputs={"args": [{"shape": [10**15], "dtype": "float32"}], "kwargs": {}}
+    ),
+    "an input that is no tensor": change_plan(
+        steps__0__inputs={"args": [{"object": "Cache"}], "kwargs": {}}
+    ),
+    "an unknown type": change_plan(
+        steps__0__inputs={"args": [{"shape": [1], "dtype": "object"}], "kwargs": {}}
+    ),
     "inputs of another shape": change_plan(
         steps__0__inputs={"args": [{"shape": [1, 3, 9, 9], "dtype": "float32"}], "kwargs": {}}
     ),

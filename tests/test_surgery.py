@@ -1,4 +1,6 @@
-"""The cut model is the masked one, for every group of every model in the zoo, and its modules say the truth."""
+"""The cut model is the masked one, for every group of every model in the zoo, and its modules say
+the truth.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,19 @@ import zoo_attention as attn
 from torch import Tensor, nn
 from zoo import ZOO, clone, flops, gap, run, some_units
 
-from subprune.attention import NarrowMultiheadAttention
+from subprune.cutting.attention import NarrowMultiheadAttention
+from subprune.cutting.masking import keep_mask, mask
+from subprune.cutting.surgery import cut, cut_in_place, prove
 from subprune.errors import BudgetError, StructureError
-from subprune.masking import keep_mask, mask
-from subprune.record import as_inputs
+from subprune.program.record import as_inputs
 from subprune.structure import CostModel, Structure, find_groups, predict
-from subprune.surgery import cut, cut_in_place, prove
 
 TOLERANCE = 1e-5
 
 
-def check(model: nn.Module, structure: Structure, kept: dict[str, list[int]], example: Any) -> nn.Module:
+def check(
+    model: nn.Module, structure: Structure, kept: dict[str, list[int]], example: Any
+) -> nn.Module:
     """Cut = mask, seen without `prove`: the cut copy runs as a model, the masked twin as a program."""
     masked = mask(model, structure, kept)(as_inputs(clone(example)))
     small = prove(model, structure, kept, as_inputs(clone(example)), TOLERANCE)
@@ -37,7 +41,9 @@ def test_cut_equals_mask_for_every_group(name: str) -> None:
         for group, kept in some_units(structure, share=share).items():
             small = check(model, structure, {group: kept}, example)
             if structure[group].n_units > len(kept):
-                assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+                assert sum(p.numel() for p in small.parameters()) < sum(
+                    p.numel() for p in model.parameters()
+                )
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -57,7 +63,10 @@ def test_removal_changes_the_function(name: str) -> None:
     structure = find_groups(model, example)
     dense = mask(model, structure, {})(as_inputs(clone(example)))
     chosen = some_units(structure, share=0.3)
-    gaps = [gap(dense, mask(model, structure, {n: k})(as_inputs(clone(example)))) for n, k in chosen.items()]
+    gaps = [
+        gap(dense, mask(model, structure, {n: k})(as_inputs(clone(example))))
+        for n, k in chosen.items()
+    ]
     assert sum(g > 1e-5 for g in gaps) >= 0.8 * len(gaps)  # a few may be dead behind a ReLU
 
 
@@ -69,7 +78,8 @@ def test_costs_are_exact(name: str) -> None:
     assert cost.params({}) == sum(p.numel() for p in model.parameters())
     assert cost.flops({}) == flops(model, example)
     for seed, share in enumerate((0.3, 0.5, 0.8)):
-        kept = some_units(structure, seed, share, least=2)  # einsum multiplies instead of summing over one
+        # einsum multiplies instead of summing over one
+        kept = some_units(structure, seed, share, least=2)
         small = prove(model, structure, kept, as_inputs(clone(example)), 1e-4)
         expected = sum(p.numel() for p in small.parameters()), flops(small, example)
         assert (cost.params_of(kept), cost.flops_of(kept)) == expected
@@ -97,7 +107,9 @@ def test_many_budgets_at_once() -> None:
     cost = CostModel(model, find_groups(model, example))
     generator = torch.Generator().manual_seed(0)
     limits = [cost.groups[n].n_units for n in cost.names]
-    counts = torch.stack([torch.randint(1, n + 1, (50,), generator=generator) for n in limits], 1).numpy()
+    counts = torch.stack(
+        [torch.randint(1, n + 1, (50,), generator=generator) for n in limits], 1
+    ).numpy()
     params, ops = cost.many(counts)
     for row, p, f in zip(counts, params, ops, strict=True):
         budget = dict(zip(cost.names, row.tolist(), strict=True))
@@ -135,7 +147,7 @@ def test_cost_model_names_what_is_wrong() -> None:
         cost.flops({"conv1": 7})
 
 
-# ---- module attributes -------------------------------------------------------------------------------
+# ---- module attributes ---------------------------------------------------------------------------
 
 
 def small_of(name: str, kept: dict[str, list[int]]) -> nn.Module:
@@ -151,7 +163,9 @@ def test_attributes_agree_with_tensors(name: str) -> None:
     for module in small.modules():
         m: Any = module
         if isinstance(module, nn.modules.conv._ConvNd) and not hasattr(m, "parametrizations"):
-            a, b = (m.in_channels, m.out_channels) if m.transposed else (m.out_channels, m.in_channels)
+            a, b = (
+                (m.in_channels, m.out_channels) if m.transposed else (m.out_channels, m.in_channels)
+            )
             assert m.weight.shape[:2] == (a, b // m.groups)
             assert m.bias is None or m.bias.shape[0] == m.out_channels
         elif isinstance(module, nn.Linear) and not hasattr(m, "parametrizations"):
@@ -220,13 +234,15 @@ def test_layer_norm_over_a_concatenation_of_groups() -> None:
     assert small.norm.normalized_shape == (5,)
 
 
-# ---- nn.MultiheadAttention ---------------------------------------------------------------------------
+# ---- nn.MultiheadAttention -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("options", [{}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}]
+)
 @pytest.mark.parametrize("masks", ["none", "bool", "float", "per head", "padding", "both"])
 def test_narrow_attention_is_multihead_attention(
     need_weights: bool, average: bool, batch_first: bool, options: dict[str, bool], masks: str
@@ -253,7 +269,10 @@ def test_narrow_attention_is_multihead_attention(
     if masks in ("padding", "both"):
         extra["key_padding_mask"] = torch.tensor([[False] * 5, [False] * 4 + [True]])
     with torch.no_grad():
-        results = [m(q, k, k, need_weights=need_weights, average_attn_weights=average, **extra) for m in (full, narrow)]
+        results = [
+            m(q, k, k, need_weights=need_weights, average_attn_weights=average, **extra)
+            for m in (full, narrow)
+        ]
     (a, wa), (b, wb) = results
     torch.testing.assert_close(b, a)
     assert (wa is None) == (wb is None)
@@ -266,7 +285,9 @@ def test_encoder_runs_on_its_fast_path_or_leaves_it(enable_nested: bool) -> None
     """Cut heads or hidden units give the same result with and without PyTorch's fused layer."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 4, 12, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=enable_nested), nn.Linear(8, 3)).eval()
+    model = nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=enable_nested), nn.Linear(8, 3)
+    ).eval()
     x = torch.randn(2, 5, 8)
     structure = find_groups(model, x)
     assert {g.kind for g in structure} == {"head", "neuron"}
@@ -275,7 +296,7 @@ def test_encoder_runs_on_its_fast_path_or_leaves_it(enable_nested: bool) -> None
         check(model, structure, {group: kept}, x)
 
 
-# ---- errors ------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [[], [0, 0], [-1], [6], range(7)])
@@ -315,7 +336,9 @@ def test_code_that_cannot_follow_is_refused_by_name_and_the_model_left_whole() -
     model, x = HardCoded(), torch.randn(3, 4)
     structure = find_groups(model, x)
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(StructureError, match=r"group 'fc1' cannot be cut: in 'fc2'.*shapes.*left as it is"):
+    with pytest.raises(
+        StructureError, match=r"group 'fc1' cannot be cut: in 'fc2'.*shapes.*left as it is"
+    ):
         prove(model, structure, {"fc1": [0, 1]}, as_inputs(x))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
@@ -325,7 +348,11 @@ def test_cut_in_place_and_as_copy() -> None:
     structure = find_groups(model, example)
     kept = some_units(structure)
     expected = run(prove(model, structure, kept, as_inputs(example)), example)
-    cut_in_place(model, [(structure[n], keep_mask(structure[n], k)) for n, k in kept.items()], structure.program)
+    cut_in_place(
+        model,
+        [(structure[n], keep_mask(structure[n], k)) for n, k in kept.items()],
+        structure.program,
+    )
     assert gap(expected, run(model, example)) == 0.0
 
 
@@ -336,7 +363,9 @@ def test_cut_parameters_are_ordinary() -> None:
     small: Any = prove(model, structure, some_units(structure), as_inputs(example))
     assert small.head.weight is small.embed.weight
     assert not small.blocks[0].mlp.up.weight.requires_grad
-    assert all(isinstance(p, nn.Parameter) and p.is_leaf and p.is_contiguous() for p in small.parameters())
+    assert all(
+        isinstance(p, nn.Parameter) and p.is_leaf and p.is_contiguous() for p in small.parameters()
+    )
     small.train()
     small(example).sum().backward()
     assert all(p.grad is not None for p in small.parameters() if p.requires_grad)

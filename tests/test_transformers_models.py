@@ -1,4 +1,6 @@
-"""Unpatched models of the transformers library, small and random, in both attention implementations."""
+"""Unpatched models of the transformers library, small and random, in both attention
+implementations.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,35 @@ import torch
 from torch import nn
 from zoo import clone, flops, gap, randomise, run, some_units
 
-from subprune.masking import mask
-from subprune.record import as_inputs
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import prove
+from subprune.program.record import as_inputs
 from subprune.structure import CostModel, find_groups
-from subprune.surgery import prove
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")
 
 COMMON = {
-    "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 20,
     "max_position_embeddings": 32,
-}  # fmt: skip
+}
 T5 = {"vocab_size": 50, "d_model": 24, "num_heads": 4, "num_layers": 2, "d_kv": 6, "d_ff": 20}
 WHISPER = {
-    "d_model": 24, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 20, "num_mel_bins": 8,
-    "max_source_positions": 10, "vocab_size": 50, "decoder_layers": 1, "decoder_attention_heads": 4, "pad_token_id": 0,
-}  # fmt: skip
+    "d_model": 24,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 20,
+    "num_mel_bins": 8,
+    "max_source_positions": 10,
+    "vocab_size": 50,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 4,
+    "pad_token_id": 0,
+}
 IMAGE = {**{k: COMMON[k] for k in list(COMMON)[1:5]}, "image_size": 16, "patch_size": 4}
 
 
@@ -37,38 +51,99 @@ def tokens(**extra: Any) -> Callable[[], Any]:
 
 
 def both() -> Any:
-    return {"input_ids": torch.randint(0, 50, (2, 7)), "decoder_input_ids": torch.randint(0, 50, (2, 5)), **CACHE}
+    return {
+        "input_ids": torch.randint(0, 50, (2, 7)),
+        "decoder_input_ids": torch.randint(0, 50, (2, 5)),
+        **CACHE,
+    }
 
 
 CACHE = {"use_cache": False}
 # config, model, options, example, kinds of groups, units of a head group
 MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Any], dict[str, int], int]] = {
-    "llama": ("LlamaConfig", "LlamaForCausalLM", {**COMMON, "num_key_value_heads": 2}, tokens(**CACHE),
-              {"stream": 1, "head": 2, "neuron": 2}, 2),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {**COMMON, "num_key_value_heads": 2}, tokens(**CACHE),
-              {"stream": 1, "head": 2, "neuron": 2}, 2),
-    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {**COMMON, "num_key_value_heads": 2, "head_dim": 8}, tokens(**CACHE),
-              {"stream": 1, "head": 2, "neuron": 2}, 2),
-    "bert": ("BertConfig", "BertForSequenceClassification", COMMON, tokens(),
-             {"stream": 1, "head": 2, "neuron": 3}, 4),
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4},
-             tokens(**CACHE), {"stream": 1, "head": 2, "neuron": 2}, 4),
-    "opt": ("OPTConfig", "OPTForCausalLM", {**COMMON, "ffn_dim": 20, "word_embed_proj_dim": 24}, tokens(**CACHE),
-            {"stream": 1, "head": 2, "neuron": 2}, 4),
-    "t5": ("T5Config", "T5ForConditionalGeneration", T5, both,
-           {"head": 3, "neuron": 4}, 4),  # position biases are shared: the layers of a stack lose the same heads
-    "vit": ("ViTConfig", "ViTForImageClassification", IMAGE, lambda: {"pixel_values": torch.randn(2, 3, 16, 16)},
-            {"stream": 1, "head": 2, "neuron": 2}, 4),
-    "whisper": ("WhisperConfig", "WhisperModel", WHISPER, lambda: {"input_features": torch.randn(2, 8, 20)},
-                {"channel": 1, "head": 2, "neuron": 2}, 4),  # the stream is the output
-}  # fmt: skip
+    "llama": (
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        {**COMMON, "num_key_value_heads": 2},
+        tokens(**CACHE),
+        {"stream": 1, "head": 2, "neuron": 2},
+        2,
+    ),
+    "qwen2": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        {**COMMON, "num_key_value_heads": 2},
+        tokens(**CACHE),
+        {"stream": 1, "head": 2, "neuron": 2},
+        2,
+    ),
+    "qwen3": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {**COMMON, "num_key_value_heads": 2, "head_dim": 8},
+        tokens(**CACHE),
+        {"stream": 1, "head": 2, "neuron": 2},
+        2,
+    ),
+    "bert": (
+        "BertConfig",
+        "BertForSequenceClassification",
+        COMMON,
+        tokens(),
+        {"stream": 1, "head": 2, "neuron": 3},
+        4,
+    ),
+    "gpt2": (
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        {"vocab_size": 50, "n_embd": 24, "n_layer": 2, "n_head": 4},
+        tokens(**CACHE),
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
+    ),
+    "opt": (
+        "OPTConfig",
+        "OPTForCausalLM",
+        {**COMMON, "ffn_dim": 20, "word_embed_proj_dim": 24},
+        tokens(**CACHE),
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
+    ),
+    "t5": (
+        "T5Config",
+        "T5ForConditionalGeneration",
+        T5,
+        both,
+        # position biases are shared: the layers of a stack lose the same heads
+        {"head": 3, "neuron": 4},
+        4,
+    ),
+    "vit": (
+        "ViTConfig",
+        "ViTForImageClassification",
+        IMAGE,
+        lambda: {"pixel_values": torch.randn(2, 3, 16, 16)},
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
+    ),
+    "whisper": (
+        "WhisperConfig",
+        "WhisperModel",
+        WHISPER,
+        lambda: {"input_features": torch.randn(2, 8, 20)},
+        {"channel": 1, "head": 2, "neuron": 2},
+        4,
+    ),  # the stream is the output
+}
 CASES = [(name, impl) for name in MODELS for impl in ("eager", "sdpa")]
 
 
 def build(name: str, impl: str) -> tuple[nn.Module, Any]:
     config, model, options, example, *_ = MODELS[name]
     torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(**options, attn_implementation=impl))
+    made = getattr(transformers, model)(
+        getattr(transformers, config)(**options, attn_implementation=impl)
+    )
     made = made.encoder if name == "whisper" else made
     randomise(made)
     return made.eval(), example()
@@ -80,7 +155,11 @@ def test_cut_equals_mask_and_costs_are_exact(name: str, impl: str) -> None:
     structure = find_groups(model, example)
     cost = CostModel(model, structure)
     chosen = some_units(structure)
-    for kept in [*({n: k} for n, k in chosen.items()), chosen, some_units(structure, 1, 0.7, least=2)]:
+    for kept in [
+        *({n: k} for n, k in chosen.items()),
+        chosen,
+        some_units(structure, 1, 0.7, least=2),
+    ]:
         masked = mask(model, structure, kept)(as_inputs(clone(example)))
         small = prove(model, structure, kept, as_inputs(clone(example)))
         assert gap(masked, run(small, example)) <= 1e-5
@@ -115,7 +194,11 @@ def test_attributes_follow(impl: str) -> None:
     head = next(g.name for g in structure if g.kind == "head")
     small = prove(model, structure, {head: [0, 2, 3]}, as_inputs(example))
     attention = small.bert.encoder.layer[0].attention.self
-    assert (attention.num_attention_heads, attention.all_head_size, attention.attention_head_size) == (3, 18, 6)
+    assert (
+        attention.num_attention_heads,
+        attention.all_head_size,
+        attention.attention_head_size,
+    ) == (3, 18, 6)
 
 
 @pytest.mark.slow
@@ -130,7 +213,9 @@ def test_llama_7b_without_its_weights() -> None:
     assert time.perf_counter() - start < 30
     assert dict(Counter(g.kind for g in structure)) == {"stream": 1, "head": 32, "neuron": 32}
     assert all(p.device.type == "meta" for p in model.parameters())
-    assert all(v.constant is None or v.constant.numel() < 1e6 for v in structure.program.values.values())
+    assert all(
+        v.constant is None or v.constant.numel() < 1e6 for v in structure.program.values.values()
+    )
     cost = CostModel(model, structure)
     assert cost.params({}) == sum(p.numel() for p in model.parameters()) == 6_738_415_616
     half = {g.name: g.n_units // 2 for g in structure.inner()}

@@ -1,4 +1,6 @@
-"""Inputs people bring to the command line: folders of classes, sizes of images, and code that fails."""
+"""Inputs people bring to the command line: folders of classes, sizes of images, and code that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,9 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import subprune
 from subprune.cli.arrays import read_arrays
 from subprune.cli.data import DataChoice, load_data
-from subprune.data import take
+from subprune.data.batches import take
 from subprune.errors import DataError, OptionError
 
 
@@ -42,10 +43,12 @@ def pictures(folder: Path, classes: int = 3, each: int = 20) -> None:
     for c in range(classes):
         (folder / f"class_{c}").mkdir(parents=True)
         for i in range(each):
-            np.save(folder / f"class_{c}" / f"{i:03}.npy", np.full((1, 6, 6), c, np.float32) + i / 1000)
+            np.save(
+                folder / f"class_{c}" / f"{i:03}.npy", np.full((1, 6, 6), c, np.float32) + i / 1000
+            )
 
 
-# ---- rows of files ----------------------------------------------------------------------------------
+# ---- rows of files -------------------------------------------------------------------------------
 
 
 def write(path: Path, arrays: dict[str, Tensor]) -> None:
@@ -78,7 +81,7 @@ def test_arrays_of_other_lengths_are_never_mixed(tmp_path: Path) -> None:
         load_data(DataChoice(str(tmp_path / "a.npz"), 20))
 
 
-# ---- folders ----------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_drawn_from_all_its_classes(tmp_path: Path) -> None:
@@ -92,13 +95,23 @@ def test_a_folder_is_drawn_from_all_its_classes(tmp_path: Path) -> None:
     _, labels = load_data(DataChoice(str(tmp_path / "images"), 60))
     assert labels.tolist() == sorted(labels.tolist())
     np.save(tmp_path / "images" / "loose.npy", np.zeros((1, 6, 6), np.float32))
-    assert isinstance(load_data(DataChoice(str(tmp_path / "images"))), Tensor)  # one belongs to no class
+    # one belongs to no class
+    assert isinstance(load_data(DataChoice(str(tmp_path / "images"))), Tensor)
 
 
 def test_folders_are_labels_where_the_model_has_as_many_outputs(run: Run) -> None:
     pictures(Path("images"))
     Path("net.py").write_text(NET)
-    args = ("prune", "--data", "images", "--keep", 0.5, "--no-time", "--no-guarantees", "--json")
+    args = (
+        "prune",
+        "--data",
+        "images",
+        "--keep",
+        0.5,
+        "--no-time-calls",
+        "--no-guarantees",
+        "--json",
+    )
     done = run(*args, "--model", "net.py:build")
     assert done.code == 0, done.err
     report = json.loads(done.out)
@@ -107,12 +120,15 @@ def test_folders_are_labels_where_the_model_has_as_many_outputs(run: Run) -> Non
     assert done.code == 0, done.err
     report = json.loads(done.out)
     assert report["accuracy"] is None
-    assert any("3 folders in images are not used as labels" in n and "2 outputs" in n for n in report["notes"])
+    assert any(
+        "3 folders in images are not used as labels" in n and "2 outputs" in n
+        for n in report["notes"]
+    )
     done = run(*args[:-1], "--model", "net.py:two", "--dry-run")
     assert "not used as labels" in done.err
 
 
-# ---- sizes ------------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------------------
 
 
 def test_arrays_of_images_are_resized(tmp_path: Path) -> None:
@@ -128,9 +144,18 @@ def test_arrays_of_images_are_resized(tmp_path: Path) -> None:
 
 
 UNFIT: dict[str, tuple[dict[str, np.ndarray], str]] = {
-    "rows": ({"x": np.zeros((5, 6), np.float32)}, r"--resize is for images .*float32 of shape \(5, 6\)"),
-    "channels last": ({"x": np.zeros((5, 8, 8, 3), np.float32)}, r"channels last; .*transpose\(0, 3, 1, 2\)"),
-    "several": ({"a": np.zeros((5, 3, 8, 8)), "b": np.zeros((5, 2))}, "arrays a, b are handed on as they are"),
+    "rows": (
+        {"x": np.zeros((5, 6), np.float32)},
+        r"--resize is for images .*float32 of shape \(5, 6\)",
+    ),
+    "channels last": (
+        {"x": np.zeros((5, 8, 8, 3), np.float32)},
+        r"channels last; .*transpose\(0, 3, 1, 2\)",
+    ),
+    "several": (
+        {"a": np.zeros((5, 3, 8, 8)), "b": np.zeros((5, 2))},
+        "arrays a, b are handed on as they are",
+    ),
 }
 
 
@@ -143,13 +168,18 @@ def test_what_cannot_be_resized_is_refused(tmp_path: Path, case: str) -> None:
 
 
 def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--resize and --mean cannot be applied to --data mnist-sample, which comes"):
+    with pytest.raises(
+        OptionError,
+        match="--resize and --mean cannot be applied to --data mnist-sample, which comes",
+    ):
         load_data(DataChoice("mnist-sample", resize=4, mean="0.5"))
-    with pytest.raises(OptionError, match="--std cannot be applied to --data a:b, which has to do that itself"):
+    with pytest.raises(
+        OptionError, match="--std cannot be applied to --data a:b, which has to do that itself"
+    ):
         load_data(DataChoice("a:b", std="2"))
 
 
-# ---- code that fails --------------------------------------------------------------------------------
+# ---- code that fails -----------------------------------------------------------------------------
 
 BROKEN = """import sys
 import torch
@@ -172,7 +202,10 @@ def test_a_model_that_cannot_be_built_says_where(run: Run) -> None:
         done = run(*args, spec)
         assert done.code == 2
         said = " ".join(done.err.split())
-        assert f"--model {spec} failed in broken_net.py, line 4, in helper: RuntimeError: mat1 and mat2" in said
+        assert (
+            f"--model {spec} failed in broken_net.py, line 4, in helper: RuntimeError: mat1 and mat2"
+            in said
+        )
         assert "--debug shows the traceback" in said
         assert "Traceback" not in said
     done = run(*args, "broken_net.py:leaves")
@@ -180,7 +213,10 @@ def test_a_model_that_cannot_be_built_says_where(run: Run) -> None:
     Path("wrong.py").write_text("import torch\n\ndef build(:\n")
     assert "wrong.py, line 3" in run(*args, "wrong.py:build").err
     Path("early.py").write_text("x = 1\ny = x / 0\n")
-    assert "ZeroDivisionError: division by zero (early.py, line 2, in <module>)" in run(*args, "early.py:build").err
+    assert (
+        "ZeroDivisionError: division by zero (early.py, line 2, in <module>)"
+        in run(*args, "early.py:build").err
+    )
 
 
 @pytest.mark.parametrize("where", [0, 6])
@@ -200,11 +236,16 @@ def test_data_that_fails_on_the_way_is_not_called_a_bug(run: Run) -> None:
     done = run("prune", "--model", "lenet-mnist", "--data", "broken_net.py:batches", "--keep", 0.5)
     assert done.code == 2
     said = " ".join(done.err.split())
-    assert "your code failed in broken_net.py, line 11, in batches: ValueError: the disk is gone" in said
+    assert (
+        "your code failed in broken_net.py, line 11, in batches: ValueError: the disk is gone"
+        in said
+    )
     assert "a bug" not in said
 
 
-def test_bounds_are_of_the_inputs_that_were_drawn(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_are_of_the_inputs_that_were_drawn(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both draws from a callable's data use the seed of the command."""
     seeds = []
 
@@ -213,9 +254,25 @@ def test_bounds_are_of_the_inputs_that_were_drawn(run: Run, monkeypatch: pytest.
         return take(data, model, n_samples, **options)
 
     monkeypatch.setattr("subprune.api.take", drawn)
-    monkeypatch.setattr(subprune.guarantees, "batches", lambda *args, **options: drawn(*args, **options).batches)
+    monkeypatch.setattr(
+        "subprune.guarantees.certificates.batches",
+        lambda *args, **options: drawn(*args, **options).batches,
+    )
     Path("net.py").write_text(NET + "def data():\n    return torch.rand(80, 1, 6, 6)\n")
-    done = run("prune", "--model", "net.py:build", "--data", "net.py:data", "--keep", 0.5, "--n-samples", 16,
-               "--seed", 5, "--guarantees", "--no-time")  # fmt: skip
+    done = run(
+        "prune",
+        "--model",
+        "net.py:build",
+        "--data",
+        "net.py:data",
+        "--keep",
+        0.5,
+        "--n-samples",
+        16,
+        "--seed",
+        5,
+        "--guarantees",
+        "--no-time-calls",
+    )
     assert done.code == 0, done.err
     assert seeds == [(16, 5), (16, 5)]

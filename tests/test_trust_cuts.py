@@ -1,4 +1,6 @@
-"""A cut that cannot work is known in seconds, and finished work is never thrown away by a rounding error."""
+"""A cut that cannot work is known in seconds, and finished work is never thrown away by a rounding
+error.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,27 @@ from zoo_odd import Noisy
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
-from subprune import api, check, inspect, prune
-from subprune.budget import Rounding
-from subprune.calibrate import Calibration
-from subprune.check import check_groups
-from subprune.data import Batch, batches
+from subprune import api, forecast, inspect, prune
+from subprune.budget.goal import Rounding
+from subprune.cutting import check, surgery, twin
+from subprune.cutting.check import check_groups
+from subprune.cutting.masking import mask
+from subprune.cutting.surgery import attempt, cut
+from subprune.cutting.twin import TOLERANCE, match
+from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, StructureError
-from subprune.masking import mask
-from subprune.program import input_count
-from subprune.record import as_inputs
+from subprune.loop.walk import Walk
+from subprune.plan import GroupPlan
+from subprune.program.program import input_count
+from subprune.program.record import as_inputs
+from subprune.statistics.calibration import Calibration
 from subprune.structure import CostModel, Structure, find_groups
 from subprune.structure.build import owner
-from subprune.surgery import attempt, cut
-from subprune.twin import TOLERANCE, match
-from subprune.walk import Decision, Walk
 
 QUIET: Any = {"progress": False, "time_calls": False}
 HALF = 1000  # products of so many terms are summed in blocks, which a cut shifts
 
-# ---- the check before the work ------------------------------------------------------------------------
+# ---- the check before the work -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -113,9 +117,14 @@ def test_a_group_that_was_asked_for_by_name_is_an_error_at_once() -> None:
     with pytest.raises(BudgetError, match=r"only= names 'fc1', which cannot be cut: .*shape"):
         prune(model, x, keep=0.5, only=["fc1", "fc2"], **QUIET)
     model, x = STUBBORN["multiple"].build()
-    with pytest.raises(BudgetError, match=r"budgets\['conv1'\] must be a multiple of 4.*got 13, the nearest is 12"):
+    with pytest.raises(
+        BudgetError, match=r"budgets\['conv1'\] must be a multiple of 4.*got 13, the nearest is 12"
+    ):
         prune(model, x, budgets={"conv1": 13}, **QUIET)
-    assert prune(model, x, budgets={"conv1": 12, "conv2": 7}, **QUIET).plan.counts == {"conv1": 12, "conv2": 7}
+    assert prune(model, x, budgets={"conv1": 12, "conv2": 7}, **QUIET).plan.counts == {
+        "conv1": 12,
+        "conv2": 7,
+    }
 
 
 def test_multiples_of_the_caller_and_the_model_are_both_kept() -> None:
@@ -138,19 +147,26 @@ def test_the_check_looks_at_few_inputs_and_computes_once() -> None:
     assert len(found.able) == len(structure.inner())
     assert seen
     assert max(seen) <= 2
-    assert len(seen) <= 3  # recorded for that shape, and the copy in its own precision and in float64
+    # recorded for that shape, and the copy in its own precision and in float64
+    assert len(seen) <= 3
 
 
-# ---- rounding -----------------------------------------------------------------------------------------
+# ---- rounding ------------------------------------------------------------------------------------
 
 
 class IllConditioned(nn.Module):
-    """Pairs of equal units whose large weights cancel: float32 loses digits in an order that a cut changes."""
+    """Pairs of equal units whose large weights cancel: float32 loses digits in an order that a cut
+    changes.
+    """
 
     def __init__(self, between: nn.Module | None = None, size: float = 1e2) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(8, 2 * HALF), nn.Linear(2 * HALF, 24), nn.Linear(24, 4)
+        self.fc1, self.fc2, self.fc3 = (
+            nn.Linear(8, 2 * HALF),
+            nn.Linear(2 * HALF, 24),
+            nn.Linear(24, 4),
+        )
         self.between = between or nn.Identity()
         with torch.no_grad():
             for x in (self.fc1.weight, self.fc1.bias):
@@ -222,7 +238,9 @@ def test_noise_of_the_model_is_not_taken_for_a_wrong_index() -> None:
 def wrong(structure: Structure, name: str) -> Structure:
     """The group with the columns of its consumers shifted by one: an index error."""
     group = structure[name]
-    slots = tuple(replace(s, units=np.roll(s.units, 1)) if s.role == "consumer" else s for s in group.slots)
+    slots = tuple(
+        replace(s, units=np.roll(s.units, 1)) if s.role == "consumer" else s for s in group.slots
+    )
     groups = tuple(replace(g, slots=slots) if g.name == name else g for g in structure.groups)
     return replace(structure, groups=groups)
 
@@ -231,14 +249,14 @@ def wrong(structure: Structure, name: str) -> Structure:
 def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, and against rounding noise, with weights as bad as can be."""
     if not wide:
-        monkeypatch.setattr("subprune.twin._wide_gap", lambda *args: None)
+        monkeypatch.setattr(twin, "_wide_gap", lambda *args: None)
     model, x = IllConditioned(), torch.randn(64, 8)
     structure = wrong(find_groups(model, x), "fc2")
     sound = find_groups(model, x)
     kept = pairs(structure)
-    twin = mask(model, sound, kept)
+    masked = mask(model, sound, kept)
     small = cut(model, structure, kept)
-    found = match(twin, small, as_inputs(x))
+    found = match(masked, small, as_inputs(x))
     assert found.gap > 0.1
     assert "differs from the masked one" in found.problem
     if not wide:
@@ -248,9 +266,11 @@ def test_a_wrong_index_still_shows(wide: bool, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that ties the wrong positions: that group alone is refused, by name."""
-    monkeypatch.setattr("subprune.calibrate.analyse", lambda p: wrong(find_analyse(p), "fc1"))
+    monkeypatch.setattr(
+        "subprune.statistics.calibration.analyse", lambda p: wrong(find_analyse(p), "fc1")
+    )
     model, _ = ZOO["lenet"].build()
-    monkeypatch.setattr("subprune.surgery.mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p))
+    monkeypatch.setattr(surgery, "mask", lambda m, s, kept, p=None: mask(m, sound(m), kept, p))
     x = torch.randn(16, 1, 28, 28)
     result = prune(model, x, keep=0.5, folds=1, **QUIET)
     assert set(result.plan.counts) == {"conv1", "conv2", "fc2"}
@@ -258,7 +278,7 @@ def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) 
 
 
 def find_analyse(program: Any) -> Structure:
-    from subprune.structure.find import analyse
+    from subprune.structure.analysis import analyse
 
     return analyse(program)
 
@@ -267,7 +287,7 @@ def sound(model: nn.Module) -> Structure:
     return find_groups(model, torch.randn(16, 1, 28, 28))
 
 
-# ---- after the work -------------------------------------------------------------------------------------
+# ---- after the work ------------------------------------------------------------------------------
 
 
 def test_work_survives_a_width_that_the_code_refuses() -> None:
@@ -287,28 +307,40 @@ def test_work_survives_though_the_target_is_out_of_reach() -> None:
     result = prune(model, torch.randn(128, 6), compression=6, **QUIET)
     assert result.plan.counts.keys() == {"fc2"}
     assert any("left whole: fc1" in note for note in result.report.notes)
-    assert any("target missed" in note and "nearest feasible" in note for note in result.report.notes)
+    assert any(
+        "target missed" in note and "nearest feasible" in note for note in result.report.notes
+    )
     with pytest.raises(StructureError, match=r"group 'fc1' cannot be cut.*at least 10"):
         prune(model, torch.randn(128, 6), budgets={"fc1": 4}, **QUIET)
 
 
 @pytest.mark.parametrize("between", [nn.Identity, Casting, Insisting])
 def test_rounding_of_finished_work_is_a_remark(between: Callable[[], nn.Module]) -> None:
-    """Weights that cancel, as an ill-conditioned solve leaves them: the model comes back, with what was measured."""
+    """Weights that cancel, as an ill-conditioned solve leaves them: the model comes back, with what
+    was measured.
+    """
     model, x = IllConditioned(between()), torch.randn(64, 8)
     calibration = Calibration.of(model, batches(x, model))
     kept = pairs(calibration.structure)
-    decisions = {name: Decision(name, tuple(units), tuple(units)) for name, units in kept.items()}
+    plans = {
+        name: GroupPlan(name=name, kind="", units=0, kept=tuple(units), consumers=())
+        for name, units in kept.items()
+    }
     run_ = calibration.start()
-    small, _, remarks = api._realise(calibration, Walk(decisions, run_.tensors, run_))
+    walk = Walk(groups=plans, tensors=run_.tensors, dense=run_)
+    small, _, remarks = api._realise(calibration, walk)
     assert isinstance(remarks, list)
     assert "from rounding alone" in remarks[0]
     assert small.get_submodule("fc1").out_features == len(kept["fc1"])
 
 
 def test_groups_to_blame_are_found_after_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should the check before the work miss something, the rest is pruned as if that group had not been asked for."""
-    monkeypatch.setattr(api, "check_groups", lambda model, structure, groups, *rest: check.Check(tuple(groups)))
+    """Should the check before the work miss something, the rest is pruned as if that group had not
+    been asked for.
+    """
+    monkeypatch.setattr(
+        api, "check_groups", lambda model, structure, groups, *rest: check.Check(tuple(groups))
+    )
     model, _ = STUBBORN["hard-coded"].build()
     x = torch.randn(64, 6)
     result = prune(model, x, params="80%", allocate="uniform", **QUIET)
@@ -323,13 +355,20 @@ def test_groups_to_blame_are_found_after_the_work(monkeypatch: pytest.MonkeyPatc
 def test_few_samples_and_a_wide_network(seed: int) -> None:
     """As many columns as rows: weights explode, and the result comes back all the same."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(),
-                          nn.Linear(80, 5))  # fmt: skip
+    model = nn.Sequential(
+        nn.Linear(40, 80),
+        nn.ReLU(),
+        nn.Linear(80, 80),
+        nn.ReLU(),
+        nn.Linear(80, 80),
+        nn.ReLU(),
+        nn.Linear(80, 5),
+    )
     result = prune(model, torch.randn(42, 40), keep=0.5, **QUIET)
     assert set(result.plan.counts.values()) == {40}
 
 
-# ---- cut is the twin of mask ---------------------------------------------------------------------------
+# ---- cut is the twin of mask ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -354,11 +393,13 @@ def test_cut_says_what_it_takes() -> None:
         cut(model, structure, {"conv11": [0]})
 
 
-# ---- every parameter is accounted for --------------------------------------------------------------------
+# ---- every parameter is accounted for ------------------------------------------------------------
 
 
 def account(model: nn.Module, example: Any) -> Structure:
-    """Every parameter is in a group, refused, inside a module that is, or not used; so is every output position."""
+    """Every parameter is in a group, refused, inside a module that is, or not used; so is every
+    output position.
+    """
     seen = inspect(model, example)
     structure = seen.structure
     grouped = {s.tensor for g in structure for s in g.slots}
@@ -370,11 +411,18 @@ def account(model: nn.Module, example: Any) -> Structure:
         total += p.numel()
     assert total == seen.params
     for slot in (s for g in structure for s in g.slots if s.role == "producer"):
-        others = [s for g in structure for s in g.slots if (s.tensor, s.dim) == (slot.tensor, slot.dim)]
+        others = [
+            s for g in structure for s in g.slots if (s.tensor, s.dim) == (slot.tensor, slot.dim)
+        ]
         free = np.logical_and.reduce([s.units < 0 for s in others])
-        names = {owner(slot.tensor), *(owner(a) for a, b in structure.program.aliases.items() if b == slot.tensor)}
+        names = {
+            owner(slot.tensor),
+            *(owner(a) for a, b in structure.program.aliases.items() if b == slot.tensor),
+        }
         reasons = [structure.refused[n] for n in names if n in structure.refused]
-        assert not free.any() or any(f"{int(free.sum())} of its {free.size} outputs" in r for r in reasons), slot.tensor
+        assert not free.any() or any(
+            f"{int(free.sum())} of its {free.size} outputs" in r for r in reasons
+        ), slot.tensor
     return structure
 
 
@@ -385,7 +433,10 @@ def test_every_parameter_is_in_a_group_or_refused(name: str) -> None:
 
 def test_channels_that_a_shortcut_pads_are_refused_with_a_count() -> None:
     structure = account(*ZOO["resnet20-A"].build())
-    for layer, text in (("layer2.1.conv2", "16 of its 32 outputs"), ("layer3.0.conv2", "48 of its 64 outputs")):
+    for layer, text in (
+        ("layer2.1.conv2", "16 of its 32 outputs"),
+        ("layer3.0.conv2", "48 of its 64 outputs"),
+    ):
         assert text in structure.refused[layer]
         assert "constant_pad_nd" in structure.refused[layer]
     model, x = ZOO["resnet20-A"].build()
@@ -395,12 +446,13 @@ def test_channels_that_a_shortcut_pads_are_refused_with_a_count() -> None:
 
 def test_a_reason_names_the_layer_it_is_true_of() -> None:
     structure = find_groups(*ZOO["old-weight-norm"].build())
-    assert structure.refused["fc1"].startswith("'fc2' is weight-normed")  # fc1 is not: its reader is
+    # fc1 is not: its reader is
+    assert structure.refused["fc1"].startswith("'fc2' is weight-normed")
     prelu = find_groups(*ZOO["prelu"].build())
     assert "single number" in prelu.refused["act2"]
 
 
-# ---- groups whose units differ ---------------------------------------------------------------------------
+# ---- groups whose units differ -------------------------------------------------------------------
 
 
 def test_costs_are_bounded_whichever_units_stay() -> None:
@@ -414,9 +466,17 @@ def test_costs_are_bounded_whichever_units_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [{"compression": 1.5}, {"params": "60%"}, {"flops": "60%"}, {"speedup": 1.4, "allocate": "uniform"},
-               {"keep": 0.4}, {"keep": 0.1}, {"budgets": {"p": 3}}],
-)  # fmt: skip
+    "target",
+    [
+        {"compression": 1.5},
+        {"params": "60%"},
+        {"flops": "60%"},
+        {"speedup": 1.4, "allocate": "uniform"},
+        {"keep": 0.4},
+        {"keep": 0.1},
+        {"budgets": {"p": 3}},
+    ],
+)
 def test_every_target_cuts_them(target: Any) -> None:
     """One half of the units says nothing: without care, no unit of it would stay."""
     torch.manual_seed(0)
@@ -432,9 +492,9 @@ def test_every_target_cuts_them(target: Any) -> None:
     before, after = result.report.parameters
     if "params" in target or "compression" in target:
         assert after <= before / 1.5
-    forecast = prune(model, torch.randn(64, 4), dry_run=True, **target, **asked)
-    assert forecast.feasible
-    assert forecast.parameters[1] >= after or "allocate" in target
+    seen = forecast(model, torch.randn(64, 4), **target, **asked)
+    assert seen.feasible
+    assert seen.parameters[1] >= after or "allocate" in target
 
 
 def test_too_few_units_of_such_a_group_are_refused_before_the_work() -> None:
@@ -466,7 +526,7 @@ def test_no_message_sends_the_user_to_an_internal_function() -> None:
     assert "differ in size" in "; ".join(row.obstacles)
 
 
-# ---- models of the transformers library ------------------------------------------------------------------
+# ---- models of the transformers library ----------------------------------------------------------
 
 
 def words(n: int = 8) -> list[dict[str, Any]]:
@@ -481,8 +541,11 @@ def library(config: str, model: str, **options: Any) -> nn.Module:
 
 
 def llama(kv: int, impl: str = "sdpa", **options: Any) -> nn.Module:
-    return library("LlamaConfig", "LlamaForCausalLM",
-                   **{**COMMON, "num_key_value_heads": kv, "attn_implementation": impl, **options})  # fmt: skip
+    return library(
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        **{**COMMON, "num_key_value_heads": kv, "attn_implementation": impl, **options},
+    )
 
 
 @pytest.mark.filterwarnings("default")
@@ -500,7 +563,9 @@ def test_phi3_is_pruned_but_for_its_fused_attention(impl: str) -> None:
 @pytest.mark.filterwarnings("default")
 def test_bloom() -> None:
     """Positions of its heads are fixed numbers, so heads are narrowed instead of removed."""
-    model = library("BloomConfig", "BloomForCausalLM", vocab_size=50, hidden_size=24, n_layer=2, n_head=4)
+    model = library(
+        "BloomConfig", "BloomForCausalLM", vocab_size=50, hidden_size=24, n_layer=2, n_head=4
+    )
     result = prune(model, words(), keep=0.5, **QUIET)
     assert len(result.plan.counts) == 4
     attention: Any = result.model.get_submodule("transformer.h.0.self_attention")
@@ -511,9 +576,17 @@ def test_bloom() -> None:
 @pytest.mark.filterwarnings("default")
 def test_sam() -> None:
     options = {
-        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
-        "output_channels": 8, "mlp_dim": 20, "window_size": 2, "global_attn_indexes": [1], "num_pos_feats": 4,
-    }  # fmt: skip
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+        "output_channels": 8,
+        "mlp_dim": 20,
+        "window_size": 2,
+        "global_attn_indexes": [1],
+        "num_pos_feats": 4,
+    }
     model = library("SamVisionConfig", "SamVisionModel", **options)
     images = [{"pixel_values": torch.randn(2, 3, 32, 32)} for _ in range(6)]
     result = prune(model, images, keep=0.5, **QUIET)

@@ -1,4 +1,6 @@
-"""Few inputs: fits are judged on rows they have not seen, drawn toward the old weights, and reported honestly."""
+"""Few inputs: fits are judged on rows they have not seen, drawn toward the old weights, and
+reported honestly.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from torch import Tensor, nn
 from zoo_odd import Massive
 
 import subprune
-from subprune.budget import Rounding, Target
 from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
-from subprune.budget.rules import by_knapsack
-from subprune.data import batches, folded
+from subprune.budget.goal import Limit, Rounding
+from subprune.budget.knapsack import by_knapsack
+from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
-from subprune.experiments.datasets import load
-from subprune.experiments.models import shipped_lenet
-from subprune.fit import FOLDS, STRENGTHS, fit
-from subprune.folds import FoldedStatistics
-from subprune.greedy import KeepOrder
-from subprune.reweight import solve
-from subprune.statistics import Accumulator, Statistics, clipped
+from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
+from subprune.fit.solver import solve
+from subprune.select.greedy import KeepOrder
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.statistics import Accumulator, Statistics, clipped
 from subprune.structure import CostModel, find_groups
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
 
 QUIET: Any = {"progress": False, "time_calls": False}
 
@@ -35,7 +37,9 @@ def gathered(rows: Tensor, targets: Tensor, units: Tensor) -> Accumulator:
     return own
 
 
-def parts(seed: int = 0, rows: int = 40, noise: float = 0.3) -> tuple[FoldedStatistics, list[tuple[Tensor, Tensor]]]:
+def parts(
+    seed: int = 0, rows: int = 40, noise: float = 0.3
+) -> tuple[FoldedStatistics, list[tuple[Tensor, Tensor]]]:
     """Statistics in four folds, and the rows they were made of: 9 columns of 3 units, 2 outputs."""
     generator = torch.Generator().manual_seed(seed)
     b = torch.randn(rows, 9, generator=generator, dtype=torch.float64)
@@ -60,7 +64,7 @@ def ridge_by_hand(b: Tensor, y: Tensor, old: Tensor, strength: float) -> Tensor:
     return torch.linalg.lstsq(*more, driver="gelsd").solution
 
 
-# ---- statistics and fits ----------------------------------------------------------------------------
+# ---- statistics and fits -------------------------------------------------------------------------
 
 
 def test_statistics_of_folds_add_up() -> None:
@@ -93,7 +97,7 @@ def test_ridge_is_least_squares_with_more_rows(strength: float, kept: tuple[int,
 def test_no_ridge_is_the_plain_fit() -> None:
     folds, _ = parts()
     old = torch.ones(9, 2, dtype=torch.float64)
-    plain, none = solve(folds.whole(), (0, 2)), fit(folds, folds.whole(), (0, 2), old, 0.0)
+    plain, none = solve(folds.whole(), (0, 2)), cross_fit(folds, folds.whole(), (0, 2), old, (0.0,))
     assert torch.equal(plain.weight, none.weight)
     assert none.ridge == 0
 
@@ -112,15 +116,20 @@ def test_the_strength_is_the_one_that_held_out_rows_prefer(noise: float) -> None
             weight = ridge_by_hand(b[:, columns], y, old[columns], strength)
             total += float((pieces[f][1] - pieces[f][0][:, columns] @ weight).square().sum())
         left.append(total / sum(float(p[1].square().sum()) for p in pieces))
-    own = fit(folds, folds.whole(), kept, old, None)
+    own = cross_fit(folds, folds.whole(), kept, old, STRENGTHS)
     assert own.held_out == pytest.approx(left[STRENGTHS.index(own.ridge)], rel=1e-6)
-    assert own.held_out <= 1.02 * min(left)  # the search looks at neighbours of one fold's best only
+    # the search looks at neighbours of one fold's best only
+    assert own.held_out <= 1.02 * min(left)
     assert len(own.versions) == 4
-    torch.testing.assert_close(own.weight, solve(folds.whole(), kept, ridge=own.ridge, toward=old).weight)
+    torch.testing.assert_close(
+        own.weight, solve(folds.whole(), kept, ridge=own.ridge, toward=old).weight
+    )
 
 
 def test_weights_do_not_explode() -> None:
-    """Nearly equal columns and fewer rows than columns: plain least squares gives weights in the hundreds."""
+    """Nearly equal columns and fewer rows than columns: plain least squares gives weights in the
+    hundreds.
+    """
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(20, 1, generator=generator, dtype=torch.float64)
     b = base + 1e-4 * torch.randn(20, 16, generator=generator, dtype=torch.float64)
@@ -128,7 +137,7 @@ def test_weights_do_not_explode() -> None:
     units = torch.arange(16)
     folds = FoldedStatistics([gathered(b[f::4], y[f::4], units) for f in range(4)])
     old = torch.full((16, 1), 1 / 16, dtype=torch.float64)
-    plain, drawn = (fit(folds, folds.whole(), range(12), old, r) for r in (0.0, None))
+    plain, drawn = (cross_fit(folds, folds.whole(), range(12), old, r) for r in ((0.0,), STRENGTHS))
     assert plain.growth > 100
     assert drawn.growth < 0.25 * plain.growth
     assert drawn.held_out < plain.held_out
@@ -140,23 +149,31 @@ def test_a_column_that_is_hardly_ever_active_keeps_its_weight() -> None:
     b = torch.randn(40, 4, generator=generator, dtype=torch.float64)
     b[:, 3] = 0
     b[5, 3] = 1e-3
-    y = b[:, :3].sum(1, keepdim=True) + 0.1 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
+    y = b[:, :3].sum(1, keepdim=True) + 0.1 * torch.randn(
+        40, 1, generator=generator, dtype=torch.float64
+    )
     folds = FoldedStatistics([gathered(b[f::4], y[f::4], torch.arange(4)) for f in range(4)])
     old = torch.ones(4, 1, dtype=torch.float64)
-    plain, drawn = (fit(folds, folds.whole(), range(4), old, r).weight for r in (0.0, None))
+    plain, drawn = (
+        cross_fit(folds, folds.whole(), range(4), old, r).weight for r in ((0.0,), STRENGTHS)
+    )
     assert float(plain[3].abs()) > 10
     assert float(drawn[3]) == pytest.approx(1.0, abs=0.05)
 
 
-# ---- whole models -----------------------------------------------------------------------------------
+# ---- whole models --------------------------------------------------------------------------------
 
 
 def test_held_out_figures_of_one_layer_by_hand() -> None:
-    """With a single group, every fold's version is the dense model with a layer fitted to the other folds."""
+    """With a single group, every fold's version is the dense model with a layer fitted to the other
+    folds.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 5)).eval()
     x = torch.randn(50, 6)
-    result = subprune.prune(model, x, budgets={"0": 6}, method="layer-in-change", ridge=1e-2, **QUIET)
+    result = subprune.prune(
+        model, x, budgets={"0": 6}, method="layer-in-change", ridge=1e-2, **QUIET
+    )
     kept = list(result.plan.kept["0"])
     first, last = model[0], model[2]
     assert isinstance(last, nn.Linear)
@@ -170,7 +187,9 @@ def test_held_out_figures_of_one_layer_by_hand() -> None:
         old = last.weight.detach().double().T
         weight = ridge_by_hand(a[:, kept], a @ old, old[kept], 1e-2)
         bias = last.bias.detach().double()
-        agreeing += int(((c @ old + bias).argmax(1) == (c[:, kept] @ weight + bias).argmax(1)).sum())
+        agreeing += int(
+            ((c @ old + bias).argmax(1) == (c[:, kept] @ weight + bias).argmax(1)).sum()
+        )
         left += float((c @ old - c[:, kept] @ weight).square().sum())
         energy += float((c @ old).square().sum())
     report = result.report
@@ -180,7 +199,10 @@ def test_held_out_figures_of_one_layer_by_hand() -> None:
     assert report.agreement == report.held_out.agreement
     assert result.plan.groups[0].held_out == pytest.approx(left / energy, rel=1e-4)
     assert result.plan.groups[0].held_out > result.plan.groups[0].error
-    assert report.fitted.agreement != report.held_out.agreement or report.fitted.output_change < report.output_change
+    assert (
+        report.fitted.agreement != report.held_out.agreement
+        or report.fitted.output_change < report.output_change
+    )
 
 
 def test_no_ridge_is_the_paper_whatever_the_folds() -> None:
@@ -196,7 +218,11 @@ def test_no_ridge_is_the_paper_whatever_the_folds() -> None:
 @pytest.fixture(scope="module")
 def lenet() -> tuple[nn.Module, Tensor, Tensor]:
     """The shipped network, images to calibrate on, and others."""
-    return shipped_lenet()[0], load("mnist-sample", "train").inputs(), load("mnist-sample", "test").inputs()
+    return (
+        shipped_lenet()[0],
+        load("mnist-sample", "train").inputs(),
+        load("mnist-sample", "test").inputs(),
+    )
 
 
 def unseen_agreement(model: nn.Module, small: nn.Module, x: Tensor) -> float:
@@ -219,12 +245,15 @@ def test_the_report_does_not_flatter(lenet: tuple[nn.Module, Tensor, Tensor], co
 
 
 @pytest.mark.parametrize("count", [64, 128])
-def test_few_images_give_a_usable_model(lenet: tuple[nn.Module, Tensor, Tensor], count: int) -> None:
+def test_few_images_give_a_usable_model(
+    lenet: tuple[nn.Module, Tensor, Tensor], count: int
+) -> None:
     model, x, other = lenet
     true = {}
     for ridge in (0, None):
         runs = [
-            subprune.prune(model, x, compression=4, n_samples=count, seed=s, ridge=ridge, **QUIET) for s in range(3)
+            subprune.prune(model, x, compression=4, n_samples=count, seed=s, ridge=ridge, **QUIET)
+            for s in range(3)
         ]
         true[ridge] = np.mean([unseen_agreement(model, r.model, other) for r in runs])
     assert true[None] > true[0] + 0.05
@@ -238,7 +267,7 @@ def test_with_many_images_nothing_is_lost(lenet: tuple[nn.Module, Tensor, Tensor
     assert drawn >= plain - 0.002
 
 
-# ---- remarks and options ----------------------------------------------------------------------------
+# ---- remarks and options -------------------------------------------------------------------------
 
 
 def test_few_inputs_are_remarked_on(lenet: tuple[nn.Module, Tensor, Tensor]) -> None:
@@ -252,10 +281,12 @@ def test_few_inputs_are_remarked_on(lenet: tuple[nn.Module, Tensor, Tensor]) -> 
     assert "inputs" not in many
 
 
-def test_few_inputs_are_remarked_on_where_nothing_is_fitted(lenet: tuple[nn.Module, Tensor, Tensor]) -> None:
+def test_few_inputs_are_remarked_on_where_nothing_is_fitted(
+    lenet: tuple[nn.Module, Tensor, Tensor],
+) -> None:
     model, x, _ = lenet
     for method in ("asym-in-change", "layer-weight-norm"):
-        report = subprune.prune(model, x[:8], keep=0.5, method=method, reweight=False, **QUIET).report
+        report = subprune.prune(model, x[:8], keep=0.5, method=method, fit="keep", **QUIET).report
         assert any("only 8 inputs to calibrate on" in note for note in report.notes)
         assert not any("fitted" in note for note in report.notes)
 
@@ -294,8 +325,8 @@ def test_large_weights_are_remarked_on() -> None:
         ({"ridge": float("nan")}, "ridge must be None"),
         ({"folds": 0}, "folds must be a whole number"),
         ({"folds": 2.5}, "folds must be a whole number"),
-        ({"ridge": 0.1, "reweight": False}, "reweight=False fits none"),
-        ({"folds": 4, "reweight": False}, "reweight=False fits none"),
+        ({"ridge": 0.1, "fit": "keep"}, "has no effect with fit 'keep'"),
+        ({"folds": 4, "fit": "keep"}, "has no effect with fit 'keep'"),
     ],
 )
 def test_wrong_choices_are_refused(options: dict[str, Any], words: str) -> None:
@@ -311,17 +342,21 @@ def test_a_single_input_holds_nothing_out() -> None:
     assert "which flatters" in str(report)
 
 
-# ---- budgets ----------------------------------------------------------------------------------------
+# ---- budgets -------------------------------------------------------------------------------------
 
 
 def curve(errors: list[float]) -> KeepOrder:
     n = len(errors) - 1
-    return KeepOrder(tuple(range(n)), torch.zeros(n), torch.tensor(errors, dtype=torch.float64), (1,) * n, ())
+    return KeepOrder(
+        tuple(range(n)), torch.zeros(n), torch.tensor(errors, dtype=torch.float64), (1,) * n, ()
+    )
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.6])
 def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None:
-    """One layer's first unit explains nearly everything, as massive activations do: knapsack would strip it bare."""
+    """One layer's first unit explains nearly everything, as massive activations do: knapsack would
+    strip it bare.
+    """
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(4)))
     structure = find_groups(model, torch.randn(2, 40))
     groups = list(structure.groups)
@@ -329,28 +364,34 @@ def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None
     flat = curve([1 - k / 40 for k in range(41)])
     curves = {g.name: peaked if i == 0 else flat for i, g in enumerate(groups)}
     cost = CostModel(model, structure)
-    target = Target("params", int(share * cost.params({})), f"params={share:.0%}")
+    target = Limit("params", int(share * cost.params({})), f"params={share:.0%}")
     counts = by_balance(groups, curves, cost, target, Rounding())
     even = even_share(groups, cost, target, Rounding())
     assert all(counts[g.name] >= int(LEAST_SHARE * even[g.name]) for g in groups)
     assert counts[groups[0].name] <= even[groups[0].name]  # the curves still have their say
     assert target.fits(cost, counts)
     bare = by_knapsack(groups, curves, cost, target, Rounding())
-    assert bare[groups[0].name] < int(LEAST_SHARE * even[groups[0].name])  # what must not happen by default
+    # what must not happen by default
+    assert bare[groups[0].name] < int(LEAST_SHARE * even[groups[0].name])
 
 
 def test_a_few_massive_rows_do_not_rule_the_budgets() -> None:
-    """Two layers alike, but one receives a few tokens of a thousand times the size: they keep about as much."""
+    """Two layers alike, but one receives a few tokens of a thousand times the size: they keep about
+    as much.
+    """
 
     torch.manual_seed(0)
     model = Massive()
     x = torch.randn(400, 16)
     x[:3] *= 1000
     counts = {
-        rule: subprune.prune(model, x, compression=2, allocate=rule, method="layer-in-change", **QUIET).plan.counts
+        rule: subprune.prune(
+            model, x, compression=2, allocate=rule, method="layer-in-change", **QUIET
+        ).plan.counts
         for rule in ("balanced", "knapsack")
     }
-    assert counts["knapsack"]["up.0"] < 0.5 * counts["knapsack"]["up.1"]  # a few rows are easily explained
+    # a few rows are easily explained
+    assert counts["knapsack"]["up.0"] < 0.5 * counts["knapsack"]["up.1"]
     assert counts["balanced"]["up.0"] > 0.9 * counts["balanced"]["up.1"]
 
 
@@ -368,11 +409,13 @@ def test_clipped_rows() -> None:
 
 def test_three_heads_are_not_the_first_to_lose_one() -> None:
     """With a fifth removed, equal fractions rounded down would take a third of every small group."""
-    model = nn.Sequential(nn.Linear(50, 3), nn.Linear(3, 50), nn.Linear(50, 200), nn.Linear(200, 50))
+    model = nn.Sequential(
+        nn.Linear(50, 3), nn.Linear(3, 50), nn.Linear(50, 200), nn.Linear(200, 50)
+    )
     structure = find_groups(model, torch.randn(2, 50))
     groups = [g for g in structure.groups if g.n_units in (3, 200)]
     curves = {g.name: curve([1 - k / g.n_units for k in range(g.n_units + 1)]) for g in groups}
     cost = CostModel(model, structure)
-    target = Target("params", int(0.8 * cost.params({})), "params=80%")
+    target = Limit("params", int(0.8 * cost.params({})), "params=80%")
     counts = by_balance(groups, curves, cost, target, Rounding())
     assert counts[groups[0].name] == 3

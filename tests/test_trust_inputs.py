@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from zoo_odd import Pooled
 
 import subprune
-from subprune.data import Batch, folded, take
+from subprune.data.batches import Batch, folded, take
 from subprune.errors import DataError, OptionError
 
-# ---- folds ------------------------------------------------------------------------------------------
+# ---- folds ---------------------------------------------------------------------------------------
 
 
 def _batch(*rows: int, size: int | None = None) -> Batch:
@@ -53,7 +53,9 @@ def test_folds_hold_every_sample_once(sizes: tuple[int, ...], parts: int) -> Non
     given = _ranges(*sizes)
     pieces, folds = folded(given, parts)
     assert sorted(_order(pieces)) == list(range(sum(sizes)))
-    assert all(torch.equal(b.labels, b.inputs[0][0][:, 0]) and b.size == len(b.labels) for b in pieces)
+    assert all(
+        torch.equal(b.labels, b.inputs[0][0][:, 0]) and b.size == len(b.labels) for b in pieces
+    )
     assert sorted(set(folds)) == list(range(min(parts, sum(sizes))))
     held = [sum(b.size for b, f in zip(pieces, folds, strict=True) if f == k) for k in range(parts)]
     assert max(held) - min(held) <= 1
@@ -88,7 +90,7 @@ def test_a_shared_tensor_stays_whole_and_a_lone_batch_that_cannot_be_cut_makes_o
     assert folded([graph, graph], 4)[1] == [0, 1]
 
 
-# ---- what people have -------------------------------------------------------------------------------
+# ---- what people have ----------------------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -103,7 +105,9 @@ class Net(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Convolutions only: it takes an image with and without a batch dimension, and gives 3 channels again."""
+    """Convolutions only: it takes an image with and without a batch dimension, and gives 3 channels
+    again.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +167,9 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "arrays": lambda: (X.numpy(), Y.numpy()),
     "tensors": lambda: (X, Y),
     "list of arrays": lambda: [x.numpy() for x in X.split(16)],
-    "list of array pairs": lambda: [(x.numpy(), y.numpy()) for x, y in zip(X.split(16), Y.split(16), strict=True)],
+    "list of array pairs": lambda: [
+        (x.numpy(), y.numpy()) for x, y in zip(X.split(16), Y.split(16), strict=True)
+    ],
     "generator of arrays": lambda: (x.numpy() for x in X.split(16)),
     "dict of arrays": lambda: {"x": X.numpy(), "labels": Y.numpy()},
     "list of dicts of arrays": lambda: [{"x": X.numpy(), "labels": Y.numpy()}],
@@ -204,7 +210,9 @@ def test_all_of_it_in_its_own_order(kind: str, model: Callable[[], nn.Module]) -
         taken = take(WHOLE[kind](), net, n)
         assert torch.equal(inputs_of(taken.batches), X)
         assert all(b.inputs[0][0].ndim == 4 for b in taken.batches if b.inputs[0])
-        assert not taken.remarks or kind.startswith(("stream", "generator", "loader")), taken.remarks
+        assert not taken.remarks or kind.startswith(("stream", "generator", "loader")), (
+            taken.remarks
+        )
         labels = [b.labels for b in taken.batches if b.labels is not None]
         assert not labels or torch.equal(torch.cat(labels), Y)
 
@@ -218,7 +226,10 @@ def test_some_of_it_is_drawn_by_seed_from_all_classes(kind: str) -> None:
     first, again, other = (take(WHOLE[kind](), net, 12, seed=s) for s in (1, 1, 2))
     assert sum(b.size for b in first.batches) == 12
     assert torch.equal(inputs_of(first.batches), inputs_of(again.batches))
-    rows = [next(i for i, known in enumerate(X) if torch.equal(known, x)) for x in inputs_of(first.batches)]
+    rows = [
+        next(i for i, known in enumerate(X) if torch.equal(known, x))
+        for x in inputs_of(first.batches)
+    ]
     assert len(set(rows)) == 12
     labels = [b.labels for b in first.batches if b.labels is not None]
     assert not labels or torch.cat(labels).tolist() == Y[rows].tolist()
@@ -246,12 +257,17 @@ def test_batches_of_other_shapes_are_drawn_whole() -> None:
     assert [b.size for b in taken.batches] == [4, 4, 4]
     widths = [b.inputs[0][0].shape[-1] - 8 for b in taken.batches]
     assert widths != [0, 1, 2]
-    assert all(torch.equal(b.inputs[0][0], given[w]) for b, w in zip(taken.batches, widths, strict=True))
+    assert all(
+        torch.equal(b.inputs[0][0], given[w]) for b, w in zip(taken.batches, widths, strict=True)
+    )
 
 
 def test_samples_of_other_shapes_are_not_mixed() -> None:
     given = [torch.randn(3, 8, 8 + (i > 2)) for i in range(5)]
-    assert [tuple(b.inputs[0][0].shape) for b in take(given, Net()).batches] == [(3, 3, 8, 8), (2, 3, 8, 9)]
+    assert [tuple(b.inputs[0][0].shape) for b in take(given, Net()).batches] == [
+        (3, 3, 8, 8),
+        (2, 3, 8, 9),
+    ]
 
 
 class Scalar(nn.Module):
@@ -273,17 +289,33 @@ BATCHES: dict[str, tuple[Callable[[], nn.Module], list[Any], list[tuple[int, ...
     "a batch of one with a number": (Net, [(X[:1], 2), (X[1:2], 1)], [(1, 3, 8, 8), (1, 3, 8, 8)]),
     "token batches": (Tokens, [torch.randint(9, (2, 5))] * 2, [(2, 5), (2, 5)]),
     "token sequences": (Tokens, [torch.randint(9, (5,)) for _ in range(3)], [(3, 5)]),
-    "token sequences of other lengths": (Tokens, [torch.randint(9, (n,)) for n in (5, 5, 4)], [(2, 5), (1, 4)]),
+    "token sequences of other lengths": (
+        Tokens,
+        [torch.randint(9, (n,)) for n in (5, 5, 4)],
+        [(2, 5), (1, 4)],
+    ),
     "sequences for an encoder": (
-        lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), [torch.randn(5, 6)] * 3, [(3, 5, 6)],
+        lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+        [torch.randn(5, 6)] * 3,
+        [(3, 5, 6)],
     ),
     "batches of sequences": (
-        lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), [torch.randn(2, 5, 6)], [(2, 5, 6)],
+        lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+        [torch.randn(2, 5, 6)],
+        [(2, 5, 6)],
     ),
-    "numbers of classes": (lambda: nn.Sequential(nn.Embedding(9, 6), *mlp()), [torch.arange(5)] * 2, [(5,), (5,)]),
-    "rows for an mlp with one output": (Scalar, [torch.randn(5, 6), torch.randn(5, 6)], [(5, 6), (5, 6)]),
+    "numbers of classes": (
+        lambda: nn.Sequential(nn.Embedding(9, 6), *mlp()),
+        [torch.arange(5)] * 2,
+        [(5,), (5,)],
+    ),
+    "rows for an mlp with one output": (
+        Scalar,
+        [torch.randn(5, 6), torch.randn(5, 6)],
+        [(5, 6), (5, 6)],
+    ),
     "three images": (Denoiser, [torch.randn(3, 3, 8, 8)], [(3, 3, 8, 8)]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BATCHES)
@@ -293,7 +325,10 @@ def test_samples_are_told_from_batches(case: str) -> None:
     assert [tuple(b.inputs[0][0].shape) for b in taken.batches] == shapes
     assert [b.size for b in taken.batches] == [s[0] for s in shapes]
     doubtful = case == "rows for an mlp with one output"
-    assert any("were read as batches of 5; if each is one sample" in r for r in taken.remarks) == doubtful
+    assert (
+        any("were read as batches of 5; if each is one sample" in r for r in taken.remarks)
+        == doubtful
+    )
 
 
 class TwoArguments(nn.Module):
@@ -318,9 +353,14 @@ class Strict(Net):
 
 
 def test_contradictions_name_both_readings() -> None:
-    with pytest.raises(DataError, match=r"each is one sample, but the model takes it only as a batch.*torch\.stack"):
+    with pytest.raises(
+        DataError, match=r"each is one sample, but the model takes it only as a batch.*torch\.stack"
+    ):
         take([(X[:4], 1)], Strict())
-    with pytest.raises(DataError, match=r"single input of shape \(3, 8, 8\), without a batch dimension.*data\[None\]"):
+    with pytest.raises(
+        DataError,
+        match=r"single input of shape \(3, 8, 8\), without a batch dimension.*data\[None\]",
+    ):
         subprune.prune(Net(), X[0], keep=0.5)
     assert subprune.prune(Net(), X[0][None], keep=0.5, time_calls=False).report.samples == 1
 
@@ -330,7 +370,10 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     "objects": (np.array([object()]), "values of type object; allowed are numbers"),
     "a number": (3, "type int cannot be read"),
     "no length": (type("Endless", (Dataset,), {})(), "type Endless cannot be read"),
-    "a table": (type("Table", (), {"to_numpy": lambda self: X.numpy()})(), r"give data\.to_numpy\(\)"),
+    "a table": (
+        type("Table", (), {"to_numpy": lambda self: X.numpy()})(),
+        r"give data\.to_numpy\(\)",
+    ),
     "an empty data set": (Images(X[:0], Y[:0]), "is empty"),
     "an empty list": ([], "is empty"),
     "pictures": (Images([object()] * 3, Y), "holds no tensor|cannot be put into one batch"),  # type: ignore[arg-type]
@@ -344,10 +387,12 @@ def test_what_cannot_be_read_is_named(case: str) -> None:
         take(data, Net())
 
 
-# ---- precision --------------------------------------------------------------------------------------
+# ---- precision -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("weights", "data"), [("float", "double"), ("double", "float"), ("float", "half")])
+@pytest.mark.parametrize(
+    ("weights", "data"), [("float", "double"), ("double", "float"), ("float", "half")]
+)
 def test_fractions_are_cast_and_it_is_said(weights: str, data: str) -> None:
     model = getattr(Net(), weights)().eval()
     same = next(model.parameters()).dtype
@@ -368,7 +413,7 @@ def test_whole_numbers_and_mixed_models_are_left_alone() -> None:
     assert take(X.double(), mixed).batches[0].inputs[0][0].dtype == torch.float64
 
 
-# ---- examples ---------------------------------------------------------------------------------------
+# ---- examples ------------------------------------------------------------------------------------
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
     **{kind: make for kind, make in WHOLE.items() if "dict" not in kind},
@@ -399,7 +444,10 @@ def test_an_example_that_the_model_does_not_take_is_refused() -> None:
 @pytest.mark.parametrize("asked", [{"keep": 0.5}, {"budgets": {"0": 4}}])
 def test_data_that_only_fake_tensors_would_take_is_not_blamed_on_the_cut(asked: Any) -> None:
     """A linear layer takes whole numbers as long as nothing is computed."""
-    with pytest.raises(DataError, match=r"cannot be called with the calibration data \(shapes \[\(20, 6\)\]\).*dtype"):
+    with pytest.raises(
+        DataError,
+        match=r"cannot be called with the calibration data \(shapes \[\(20, 6\)\]\).*dtype",
+    ):
         subprune.prune(mlp(), torch.randint(9, (20, 6)), **asked)
 
 
@@ -408,49 +456,65 @@ def test_data_without_values_is_refused() -> None:
         subprune.prune(mlp(), torch.randn(20, 6, device="meta"), keep=0.5)
 
 
-# ---- the whole way ----------------------------------------------------------------------------------
+# ---- the whole way -------------------------------------------------------------------------------
 
 
 def test_a_sorted_set_keeps_all_classes_and_notes_reach_the_report() -> None:
     labels = torch.arange(1000) // 100
     data = (torch.randn(1000, 6), labels)
-    seen = torch.cat([b.labels for b in take(data, mlp(), 64, seed=4).batches if b.labels is not None])
+    seen = torch.cat(
+        [b.labels for b in take(data, mlp(), 64, seed=4).batches if b.labels is not None]
+    )
     assert set(seen.tolist()) == set(range(10))
-    result = subprune.prune(mlp(), (x for x in data[0].split(50)), keep=0.5, n_samples=64, time_calls=False)
+    result = subprune.prune(
+        mlp(), (x for x in data[0].split(50)), keep=0.5, n_samples=64, time_calls=False
+    )
     assert any("first 64 inputs of a stream" in note for note in result.report.notes)
 
 
 def test_exactly_as_many_are_used_as_they_come() -> None:
     model = Net().eval()
-    kept = [subprune.prune(model, data, keep=0.5, n_samples=40, seed=s, time_calls=False)
-            for data, s in ((X, 0), (X, 7), (list(X.split(16)), 3))]  # fmt: skip
+    kept = [
+        subprune.prune(model, data, keep=0.5, n_samples=40, seed=s, time_calls=False)
+        for data, s in ((X, 0), (X, 7), (list(X.split(16)), 3))
+    ]
     assert torch.equal(kept[0].model(X), kept[1].model(X))
     assert kept[0].plan.data == kept[1].plan.data
     assert kept[0].plan.kept == kept[2].plan.kept
 
 
-# ---- models -----------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "DataParallel": (lambda: nn.DataParallel(mlp()), "wrapped in DataParallel; give model.module"),
-    "scripted": (lambda: torch.jit.script(mlp()), "the model is scripted or traced .*give the Python module"),
+    "scripted": (
+        lambda: torch.jit.script(mlp()),
+        "the model is scripted or traced .*give the Python module",
+    ),
     "a scripted part": (
-        lambda: nn.Sequential(torch.jit.script(nn.Linear(6, 8)), nn.Linear(8, 3)), "'0' of the model is scripted",
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(6, 8)), nn.Linear(8, 3)),
+        "'0' of the model is scripted",
     ),
     "traced": (lambda: torch.jit.trace(mlp(), torch.randn(2, 6)), "scripted or traced"),
     "exported": (
-        lambda: torch.export.export(mlp(), (torch.randn(2, 6),)).module(), "made by torch.export.*Python module",
+        lambda: torch.export.export(mlp(), (torch.randn(2, 6),)).module(),
+        "made by torch.export.*Python module",
     ),
     "compiled": (lambda: torch.compile(mlp()), "compiled by torch.compile; give model._orig_mod"),
     "lazy": (
-        lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)), "'0' of the model is a LazyLinear.*call the model",
+        lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)),
+        "'0' of the model is a LazyLinear.*call the model",
     ),
-    "meta": (lambda: mlp().to("meta"), r"0\.weight is on the meta device and has no values.*to_empty"),
+    "meta": (
+        lambda: mlp().to("meta"),
+        r"0\.weight is on the meta device and has no values.*to_empty",
+    ),
     "quantised": (
-        lambda: torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear}), r"'0' of the model is quantised .*float32",
+        lambda: torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear}),
+        r"'0' of the model is quantised .*float32",
     ),
     "sparse": (lambda: _sparse(), r"0\.weight is stored as torch\.sparse_coo; make it dense"),
-}  # fmt: skip
+}
 
 
 def _sparse() -> nn.Module:
@@ -459,7 +523,9 @@ def _sparse() -> nn.Module:
     return model
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
 @pytest.mark.parametrize("case", REFUSED)
 def test_models_that_cannot_be_pruned_are_refused_by_name(case: str) -> None:
     make, text = REFUSED[case]
@@ -504,17 +570,31 @@ def test_a_scripted_function_is_kept() -> None:
 def test_what_cannot_be_copied_is_named(place: str) -> None:
     model = mlp()
     model.get_submodule(place.rpartition(".")[0]).lock = threading.Lock()  # type: ignore[assignment]
-    with pytest.raises(OptionError, match=f"cannot be copied, because of its attribute '{place}' of type lock"):
+    with pytest.raises(
+        OptionError, match=f"cannot be copied, because of its attribute '{place}' of type lock"
+    ):
         subprune.prune(model, torch.randn(20, 6), keep=0.5)
 
 
-# ---- methods ----------------------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------------------
 
 WRONG_METHODS: dict[str, tuple[Callable[[], Any], str]] = {
-    "form": (lambda: subprune.method("new", form="asymetric")(len), r"form='asymetric': did you mean 'asymmetric'"),
-    "rule": (lambda: subprune.method("new", allocate="scores")(len), "allocate='scores': did you mean 'score'"),
-    "no function": (lambda: subprune.method("new")("order"), "must be a function of a Ranker, got 'order'"),
-    "no name": (lambda: subprune.method(len), r'needs a name, as in @subprune.method\("my-method"\)'),
+    "form": (
+        lambda: subprune.method("new", target="asymetric")(len),
+        r"target='asymetric': did you mean 'asymmetric'",
+    ),
+    "rule": (
+        lambda: subprune.method("new", allocate="scores")(len),
+        "allocate='scores': did you mean 'score'",
+    ),
+    "no function": (
+        lambda: subprune.method("new")("order"),
+        "must be a function of a View, got 'order'",
+    ),
+    "no name": (
+        lambda: subprune.method(len),
+        r'needs a name, as in @subprune.method\("my-method"\)',
+    ),
     "known": (lambda: subprune.method("random")(len), "a method named 'random' already"),
 }
 
@@ -527,12 +607,14 @@ def test_a_method_is_checked_when_it_is_registered(case: str) -> None:
     assert "new" not in subprune.METHODS
 
 
-# ---- pooling ----------------------------------------------------------------------------------------
+# ---- pooling -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pool", [nn.MaxPool3d((1, 2, 2)), nn.AvgPool3d((1, 2, 2))])
 def test_pooling_beside_the_channels_is_pruned(pool: nn.Module) -> None:
-    """Three-dimensional pooling of [N, C, H, W] sees C as depth, and refuses memory with channels last."""
+    """Three-dimensional pooling of [N, C, H, W] sees C as depth, and refuses memory with channels
+    last.
+    """
     result = subprune.prune(Pooled(2, pool).eval(), X, keep=0.5, time_calls=False)
     assert result.plan.counts == {"first": 4}
     with pytest.raises(OptionError, match="a window slides over it"):

@@ -1,7 +1,8 @@
-"""Whatever happens inside, the caller gets everything back: objects, values, modes, hooks, random numbers.
+"""Whatever happens inside, the caller gets everything back: objects, values, modes, hooks, random
+numbers.
 
-Errors and Ctrl-C are put into every function of the package that is called, and the model, the data and the process
-are compared with a complete picture taken before.
+Errors and Ctrl-C are put into every function of the package that is called, and the model, the data
+and the process are compared with a complete picture taken before.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from torch import Tensor, nn
 from zoo import ZOO, gap, run
 
 import subprune
-from subprune import measure, parallel
-from subprune.batchnorm import recalibrate
-from subprune.borrow import borrowed, reachable
-from subprune.data import batches
+from subprune.cutting.surgery import duplicate
+from subprune.data.batches import batches
 from subprune.errors import SubpruneError
 from subprune.guarantees import guarantees
-from subprune.record import as_inputs, record
-from subprune.surgery import duplicate
+from subprune.measure import figures as measure
+from subprune.program import parallel
+from subprune.program.borrow import borrowed, reachable
+from subprune.program.record import as_inputs, record
+from subprune.statistics.batchnorm import recalibrate
 
 
 class Interrupted(Exception):
@@ -66,11 +68,15 @@ def watched() -> nn.Module:
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    return nn.Sequential(encoder, nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 3)).train()
+    return nn.Sequential(
+        encoder, nn.Flatten(), nn.Linear(32, 5), nn.ReLU(), nn.Linear(5, 3)
+    ).train()
 
 
 class Restless(nn.Module):
-    """Draws random numbers, writes into its input and into a parameter, and changes what it can reach."""
+    """Draws random numbers, writes into its input and into a parameter, and changes what it can
+    reach.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +112,13 @@ Task = Callable[[nn.Module, Tensor, Path], Any]
 def _prune(model: nn.Module, x: Tensor, folder: Path) -> Any:
     labels = torch.arange(len(x)) % 3
     return subprune.prune(
-        model, (x, labels), keep=0.5, batchnorm="recalibrate", verify_data=(x, labels), progress=False, time_calls=True
+        model,
+        (x, labels),
+        keep=0.5,
+        batchnorm="recalibrate",
+        verify_data=(x, labels),
+        progress=False,
+        time_calls=True,
     )
 
 
@@ -114,13 +126,21 @@ def _curves(model: nn.Module, x: Tensor, folder: Path) -> Any:
     labels = torch.arange(len(x)) % 3
     data = (x, labels)
     return subprune.prune(
-        model, data, compression=1.2, allocate="equal-accuracy", verify_data=data, method="layer-act-grad",
-        progress=False, time_calls=False,
-    )  # fmt: skip
+        model,
+        data,
+        compression=1.2,
+        allocate="equal-accuracy",
+        verify_data=data,
+        method="layer-act-grad",
+        progress=False,
+        time_calls=False,
+    )
 
 
 def _file(model: nn.Module, x: Tensor, folder: Path) -> Any:
-    result = subprune.prune(model, x, keep=0.6, method="layer-in-change", progress=False, time_calls=False)
+    result = subprune.prune(
+        model, x, keep=0.6, method="layer-in-change", progress=False, time_calls=False
+    )
     subprune.load(model, subprune.save(result, folder / "small.safetensors"), example=x)
 
 
@@ -188,20 +208,23 @@ def test_errors_and_interrupts_leave_nothing_behind(name: str, task: str, tmp_pa
     known = {} if task == "prune" else counted("prune", name)
     counts = {code: n for code, n in counted(task, name).items() if code not in known}
     for number, at in enumerate(places(counts, HURT.index(name), len(HURT))):
-        giving_back = at[0].co_filename.endswith(("borrow.py", "process.py"))  # fails on Ctrl-C only
+        # fails on Ctrl-C only
+        giving_back = at[0].co_filename.endswith(("borrow.py", "process.py"))
         error = Interrupted if number % 2 and not giving_back else KeyboardInterrupt
         calls = Calls(at, error)
         survives(TASKS[task], name, tmp_path, calls)
         assert calls.raised, f"{at} was not reached again"
 
 
-def test_an_exporter_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exporter_that_fails_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, x = build("caching")
     before = picture(model, x)
     subprune.export(model, tmp_path / "model.pt2", example=x)
     assert picture(model, x) == before
     for error in (Interrupted, KeyboardInterrupt):
-        monkeypatch.setattr(sys.modules["subprune.export"], "_gaps", raising(error))
+        monkeypatch.setattr(sys.modules["subprune.io.export"], "_gaps", raising(error))
         with pytest.raises(error):
             subprune.export(model, tmp_path / "other.pt2", example=x)
         assert picture(model, x) == before
@@ -240,7 +263,8 @@ def test_a_forward_that_fails_leaves_nothing_behind(error: type[BaseException]) 
         Failing.seen, Failing.stop = 0, Failing.stop + (1 if Failing.stop < 8 else 7)
         with contextlib.suppress(error, SubpruneError):
             subprune.prune(model, x, keep=0.5, progress=False, time_calls=True)
-        Failing.seen = min(Failing.seen, Failing.stop)  # some errors are got over: the check is tried in two ways
+        # some errors are got over: the check is tried in two ways
+        Failing.seen = min(Failing.seen, Failing.stop)
         assert picture(model, x) == before
     assert Failing.stop > 40
 
@@ -263,7 +287,7 @@ def test_a_shuffled_loader_draws_from_random_numbers_that_are_given_back() -> No
     assert picture(model, x) == before
 
 
-# ---- modules with two names ---------------------------------------------------------------------------
+# ---- modules with two names ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["two-names", "repeated", "shared-block"])
@@ -282,7 +306,9 @@ def test_a_module_under_two_names_is_pruned_and_stays_one(name: str, tmp_path: P
     result = subprune.prune(model, x, **goal, progress=False)
     assert picture(model, x) == before
     assert names_of_one(result.model) == names_of_one(model) != []
-    again = subprune.load(ZOO[name].build(seed=1)[0], subprune.save(result, tmp_path / "small.safetensors"))
+    again = subprune.load(
+        ZOO[name].build(seed=1)[0], subprune.save(result, tmp_path / "small.safetensors")
+    )
     assert names_of_one(again) == names_of_one(model)
     assert gap(run(again.eval(), x), run(result.model.eval(), x)) == 0
     assert measure.count_parameters(again) < measure.count_parameters(model)
@@ -314,7 +340,7 @@ def test_a_parameter_under_two_names_in_one_module() -> None:
     assert small[0].weight.shape == (3, 4)
 
 
-# ---- borrowing ----------------------------------------------------------------------------------------
+# ---- borrowing -----------------------------------------------------------------------------------
 
 
 def test_borrowed_tensors_share_what_they_shared() -> None:
@@ -389,7 +415,7 @@ def test_two_threads_may_use_one_model() -> None:
     assert picture(model, x) == before
 
 
-# ---- threads and memory -------------------------------------------------------------------------------
+# ---- threads and memory --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -415,7 +441,7 @@ def test_threads_are_as_many_as_before(
         with pytest.raises(error):
             parallel.each(lambda fail: fail(), [raising(error), raising(error)])
         before = picture(model, x)
-        monkeypatch.setattr("subprune.walk._decide", raising(error))
+        monkeypatch.setattr("subprune.select.input_change.greedy", raising(error))
         with pytest.raises(error):
             subprune.prune(model, x, keep=0.5, method="layer-in-change", progress=False)
     assert (torch.get_num_threads(), threads_of_new_threads()) == (2, 2)
@@ -424,7 +450,9 @@ def test_threads_are_as_many_as_before(
 
 
 def test_nothing_goes_on_after_an_interrupt(two_threads: None) -> None:
-    """What other threads have begun has ended before the model is given back; what waits is not begun."""
+    """What other threads have begun has ended before the model is given back; what waits is not
+    begun.
+    """
     done: list[int] = []
     started = threading.Event()
 
@@ -453,7 +481,9 @@ def test_an_interrupt_on_one_core_is_not_put_off() -> None:
 
 
 def test_the_allocator_is_not_touched() -> None:
-    """Settings of the C library belong to the process; nothing but a compiled training loop calls C at all."""
+    """Settings of the C library belong to the process; nothing but a compiled training loop calls C
+    at all.
+    """
     for file in Path(PACKAGE).rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         assert "mallo" not in text.lower(), f"{file.name} speaks of the allocator"

@@ -1,7 +1,7 @@
 """Small versions of the architectures people prune, each with an example input.
 
-Weights, norm parameters and running statistics are random, so that an error in a bias, a norm or a buffer
-cannot hide behind zeros and ones.
+Weights, norm parameters and running statistics are random, so that an error in a bias, a norm or a
+buffer cannot hide behind zeros and ones.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.experiments.models import VGG11, LeNet, ResNet
-from subprune.program import flat_tensors
-from subprune.record import as_inputs, plain
+from subprune.program.program import flat_tensors
+from subprune.program.record import as_inputs, plain
 from subprune.structure import Structure
+from subprune.zoo.models import VGG11, LeNet, ResNet
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Entry:
     example: Callable[[], Any]
     kinds: dict[str, int]  # kind of group → how many
     inner: int  # how many of them are pruned by default
-    refused: dict[str, str] = field(default_factory=dict)  # layers that must be refused → a word of the reason
+    # layers that must be refused → a word of the reason
+    refused: dict[str, str] = field(default_factory=dict)
 
     def build(self, seed: int = 0) -> tuple[nn.Module, Any]:
         torch.manual_seed(seed)
@@ -83,25 +84,38 @@ def mobile_v3() -> nn.Module:
 
 
 def efficient() -> nn.Module:
-    blocks = [conv.InvertedResidual(8, n, nn.SiLU, conv.SqueezeExciteLinear(n, 4)) for n in (16, 24)]
+    blocks = [
+        conv.InvertedResidual(8, n, nn.SiLU, conv.SqueezeExciteLinear(n, 4)) for n in (16, 24)
+    ]
     return conv.ResidualNet(blocks)
 
 
 def inception() -> nn.Module:
     return nn.Sequential(
-        conv.conv_bn(3, 6), conv.InceptionBlock(6), conv.InceptionBlock(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        conv.conv_bn(3, 6),
+        conv.InceptionBlock(6),
+        conv.InceptionBlock(16),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
         nn.Linear(16, 5),
-    )  # fmt: skip
+    )
 
 
 def shuffle() -> nn.Module:
     return nn.Sequential(
-        conv.conv_bn(3, 8), conv.ShuffleUnit(8), conv.ShuffleUnit(8), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Flatten(),
+        conv.conv_bn(3, 8),
+        conv.ShuffleUnit(8),
+        conv.ShuffleUnit(8),
+        nn.Conv2d(8, 6, 1),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.Linear(6 * 36, 4),
-    )  # fmt: skip
+    )
 
 
-def language(mixer: Callable[[], nn.Module], norm: type[nn.Module] = nn.LayerNorm, tied: bool = False) -> nn.Module:
+def language(
+    mixer: Callable[[], nn.Module], norm: type[nn.Module] = nn.LayerNorm, tied: bool = False
+) -> nn.Module:
     mlps = (attn.GatedMLP(12, 10), attn.FusedGatedMLP(12, 10))
     return attn.Language([attn.Block(12, mixer(), mlp, norm) for mlp in mlps], tied=tied)
 
@@ -134,7 +148,7 @@ ZOO: dict[str, Entry] = {
     "inception": Entry(inception, image(), {"channel": 13}, 13),
     "convnext": Entry(conv.ConvNeXt, image(), {"stream": 2, "neuron": 3}, 3),
     "shufflenet": Entry(shuffle, image(6), {"channel": 4}, 4),
-    "unet": Entry(conv.UNet, image(), {"channel": 7}, 5),
+    "unet": Entry(conv.UNet, image(), {"channel": 7}, 7),
     "super-resolution": Entry(conv.SuperResolution, image(6), {"channel": 3}, 3),
     "audio": Entry(conv.AudioNet, rows(2, 1, 32), {"stream": 1, "channel": 4}, 4),
     "video": Entry(conv.Video, rows(2, 1, 6, 8, 8), {"channel": 2}, 2),
@@ -142,7 +156,10 @@ ZOO: dict[str, Entry] = {
     "prelu": Entry(conv.PReLUNet, image(6), {"channel": 2}, 2),
     "no-affine": Entry(conv.NoAffine, image(6), {"channel": 2, "neuron": 1}, 3),
     "fused-qkv": Entry(
-        lambda: language(lambda: attn.FusedAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+        lambda: language(lambda: attn.FusedAttention(12, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
     ),
     "fused-qkv-sdpa": Entry(
         lambda: language(lambda: attn.FusedAttention(12, 3, sdpa=True)),
@@ -169,7 +186,10 @@ ZOO: dict[str, Entry] = {
         4,
     ),
     "mqa": Entry(
-        lambda: language(lambda: attn.GroupedQueryAttention(12, 3, 1)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+        lambda: language(lambda: attn.GroupedQueryAttention(12, 3, 1)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
     ),
     "mqa-broadcast": Entry(
         lambda: language(lambda: attn.GroupedQueryAttention(12, 3, 1, repeat="broadcast")),
@@ -178,13 +198,22 @@ ZOO: dict[str, Entry] = {
         4,
     ),
     "einsum": Entry(
-        lambda: language(lambda: attn.EinsumAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+        lambda: language(lambda: attn.EinsumAttention(12, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
     ),
     "sloped-heads": Entry(  # as they depend on all of the slopes, heads stay
-        lambda: language(lambda: attn.SlopedAttention(12, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 2
+        lambda: language(lambda: attn.SlopedAttention(12, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        2,
     ),
     "located-heads": Entry(
-        lambda: language(lambda: attn.LocatedAttention(12, 3, 2, 3)), tokens, {"stream": 1, "head": 2, "neuron": 2}, 4
+        lambda: language(lambda: attn.LocatedAttention(12, 3, 2, 3)),
+        tokens,
+        {"stream": 1, "head": 2, "neuron": 2},
+        4,
     ),
     "tied": Entry(
         lambda: language(lambda: attn.EinsumAttention(12, 3), tied=True),
@@ -192,22 +221,43 @@ ZOO: dict[str, Entry] = {
         {"stream": 1, "head": 2, "neuron": 2},
         4,
     ),
-    "mha": Entry(mha(batch_first=True, need_weights=False), rows(2, 6, 5), {"stream": 1, "head": 1}, 1),
-    "mha-weights": Entry(mha(batch_first=True, need_weights=True), rows(2, 6, 5), {"stream": 1, "head": 1}, 1),
-    "mha-seq": Entry(mha(batch_first=False, need_weights=False), rows(6, 2, 5), {"stream": 1, "head": 1}, 1),
-    "mha-seq-weights": Entry(mha(batch_first=False, need_weights=True), rows(6, 2, 5), {"stream": 1, "head": 1}, 1),
-    "mha-unbatched": Entry(mha(batch_first=True, need_weights=False), rows(6, 5), {"stream": 1, "head": 1}, 1),
+    "mha": Entry(
+        mha(batch_first=True, need_weights=False), rows(2, 6, 5), {"stream": 1, "head": 1}, 1
+    ),
+    "mha-weights": Entry(
+        mha(batch_first=True, need_weights=True), rows(2, 6, 5), {"stream": 1, "head": 1}, 1
+    ),
+    "mha-seq": Entry(
+        mha(batch_first=False, need_weights=False), rows(6, 2, 5), {"stream": 1, "head": 1}, 1
+    ),
+    "mha-seq-weights": Entry(
+        mha(batch_first=False, need_weights=True), rows(6, 2, 5), {"stream": 1, "head": 1}, 1
+    ),
+    "mha-unbatched": Entry(
+        mha(batch_first=True, need_weights=False), rows(6, 5), {"stream": 1, "head": 1}, 1
+    ),
     "mha-kdim": Entry(
-        mha(batch_first=True, need_weights=False, other=6), rows(2, 6, 5), {"stream": 1, "head": 1, "neuron": 1}, 2
+        mha(batch_first=True, need_weights=False, other=6),
+        rows(2, 6, 5),
+        {"stream": 1, "head": 1, "neuron": 1},
+        2,
     ),
     "mha-no-bias": Entry(
-        mha(batch_first=True, need_weights=False, bias=False), rows(2, 6, 5), {"stream": 1, "head": 1}, 1
+        mha(batch_first=True, need_weights=False, bias=False),
+        rows(2, 6, 5),
+        {"stream": 1, "head": 1},
+        1,
     ),
     "mha-bias-kv": Entry(
-        mha(batch_first=True, need_weights=False, add_bias_kv=True), rows(2, 6, 5), {"stream": 1, "head": 1}, 1
+        mha(batch_first=True, need_weights=False, add_bias_kv=True),
+        rows(2, 6, 5),
+        {"stream": 1, "head": 1},
+        1,
     ),
     "encoder-decoder": Entry(attn.EncoderDecoder, pair, {"stream": 1, "head": 3, "neuron": 2}, 5),
-    "encoder-decoder-pre": Entry(lambda: attn.EncoderDecoder(True), pair, {"stream": 1, "head": 3, "neuron": 2}, 5),
+    "encoder-decoder-pre": Entry(
+        lambda: attn.EncoderDecoder(True), pair, {"stream": 1, "head": 3, "neuron": 2}, 5
+    ),
     "twice": Entry(odd.Twice, rows(3, 5), {"neuron": 1}, 1),
     "shared-head": Entry(odd.SharedHead, rows(3, 5), {"neuron": 1}, 0),
     "two-names": Entry(odd.TwoNames, rows(3, 5), {"neuron": 2}, 2, {"classifier": "output 0"}),
@@ -217,7 +267,11 @@ ZOO: dict[str, Entry] = {
     "remembering": Entry(odd.Remembering, rows(3, 4), {"neuron": 2}, 2),
     "autoencoder": Entry(odd.Autoencoder, rows(3, 6), {"neuron": 2}, 0),
     "weight-norm": Entry(
-        odd.weight_normed, image(8), {"neuron": 1}, 1, {"0": "remove_parametrizations", "2": "remove_parametrizations"}
+        odd.weight_normed,
+        image(8),
+        {"neuron": 1},
+        1,
+        {"0": "remove_parametrizations", "2": "remove_parametrizations"},
     ),
     "spectral-norm": Entry(
         odd.spectral_normed,
@@ -226,10 +280,16 @@ ZOO: dict[str, Entry] = {
         1,
         {"0": "remove_parametrizations", "2": "remove_parametrizations"},
     ),
-    "lstm": Entry(odd.Recurrent, rows(2, 6, 4), {"neuron": 2}, 2, {"lstm": "recurrent", "fc2": "lstm"}),
+    "lstm": Entry(
+        odd.Recurrent, rows(2, 6, 4), {"neuron": 2}, 2, {"lstm": "recurrent", "fc2": "lstm"}
+    ),
     "gru": Entry(odd.Stepwise, rows(2, 6, 4), {"neuron": 2}, 2, {"gru": "recurrent", "fc2": "gru"}),
     "branching": Entry(
-        odd.Branching, rows(3, 4), {"neuron": 2}, 2, {"branch": "depends on the values", "fc2": "branch"}
+        odd.Branching,
+        rows(3, 4),
+        {"neuron": 2},
+        2,
+        {"branch": "depends on the values", "fc2": "branch"},
     ),
     "unknown-op": Entry(odd.Unknown, rows(3, 4), {"neuron": 1}, 1, {"fc2": "cummax"}),
     "moving-average": Entry(odd.MovingAverage, rows(3, 4), {"neuron": 1}, 1),
@@ -238,18 +298,29 @@ ZOO: dict[str, Entry] = {
     "linear-attention": Entry(
         lambda: language(lambda: attn.LinearAttention(12, 6)), tokens, {"stream": 1, "neuron": 6}, 4
     ),
-    "non-local": Entry(lambda: conv.ResidualNet([attn.NonLocal(8, 6)]), image(6), {"stream": 1, "channel": 2}, 1),
-    "learned-queries": Entry(attn.LearnedQueries, rows(2, 6, 5), {"stream": 1, "head": 1, "neuron": 1}, 2),
+    "non-local": Entry(
+        lambda: conv.ResidualNet([attn.NonLocal(8, 6)]), image(6), {"stream": 1, "channel": 2}, 1
+    ),
+    "learned-queries": Entry(
+        attn.LearnedQueries, rows(2, 6, 5), {"stream": 1, "head": 1, "neuron": 1}, 2
+    ),
     "norms": Entry(conv.Norms, image(6), {"channel": 5}, 5),
     "shuffles": Entry(conv.Shuffles, image(6), {"channel": 3}, 1),
     "selective-kernel": Entry(conv.SelectiveKernel, image(6), {"channel": 2, "neuron": 1}, 3),
     "counting": Entry(conv.Counting, image(6), {"channel": 3}, 0),
     "grouped-transpose": Entry(
-        conv.DoubleTranspose, image(4), {"channel": 1}, 1, {"conv": "grouped transposed", "up": "grouped transposed"}
+        conv.DoubleTranspose,
+        image(4),
+        {"channel": 3},
+        3,
     ),
     "flatten-norm": Entry(conv.FlattenNorm, image(4), {"channel": 1, "neuron": 1}, 2),
     "old-weight-norm": Entry(
-        odd.OldWeightNorm, rows(3, 4), {"neuron": 1}, 1, {"fc1": "remove_weight_norm", "fc2": "remove_weight_norm"}
+        odd.OldWeightNorm,
+        rows(3, 4),
+        {"neuron": 1},
+        1,
+        {"fc1": "remove_weight_norm", "fc2": "remove_weight_norm"},
     ),
     "experts": Entry(odd.Experts, rows(4, 5), {"neuron": 1}, 1, {"gate": "softmax runs over"}),
     "dict-output": Entry(
@@ -261,29 +332,48 @@ ZOO: dict[str, Entry] = {
     ),
     **{
         f"pool-{dims}d-{'unbatched' if len(shape) == dims + 1 else 'batched'}": Entry(
-            lambda dims=dims: odd.Pooled(dims, (nn.MaxPool1d, nn.AvgPool2d, nn.MaxPool3d)[dims - 1](2)),
+            lambda dims=dims: odd.Pooled(
+                dims, (nn.MaxPool1d, nn.AvgPool2d, nn.MaxPool3d)[dims - 1](2)
+            ),
             rows(*shape),
             {"channel": 1},
             1,
         )
         for dims, shape in ((1, (3, 9)), (2, (3, 8, 8)), (3, (3, 6, 6, 6)), (3, (2, 3, 6, 6, 6)))
     },
-    "pool-beside-channels": Entry(lambda: odd.Pooled(2, nn.MaxPool3d((1, 2, 2))), image(8), {"channel": 1}, 1),
-    "pool-beside-channels-mean": Entry(lambda: odd.Pooled(2, nn.AvgPool3d((1, 2, 2))), image(8), {"channel": 1}, 1),
+    "pool-beside-channels": Entry(
+        lambda: odd.Pooled(2, nn.MaxPool3d((1, 2, 2))), image(8), {"channel": 1}, 1
+    ),
+    "pool-beside-channels-mean": Entry(
+        lambda: odd.Pooled(2, nn.AvgPool3d((1, 2, 2))), image(8), {"channel": 1}, 1
+    ),
     "pool-over-channels": Entry(
-        lambda: odd.Pooled(2, nn.MaxPool3d((3, 1, 1), 1, (1, 0, 0))), image(8), {}, 0, {"first": "a window slides"}
+        lambda: odd.Pooled(2, nn.MaxPool3d((3, 1, 1), 1, (1, 0, 0))),
+        image(8),
+        {},
+        0,
+        {"first": "a window slides"},
     ),
     "massive": Entry(odd.Massive, rows(4, 16), {"neuron": 2}, 2, {"down.0": "output 0"}),
-    "denoiser": Entry(conv.Denoiser, image(6), {"channel": 1}, 1, {"last": "combined position by position"}),
+    "denoiser": Entry(
+        conv.Denoiser, image(6), {"channel": 1}, 1, {"last": "combined position by position"}
+    ),
     "segmenter": Entry(conv.segmenter, image(8), {"channel": 2}, 2, {"4": "output 0"}),
     "regression": Entry(
-        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 1)), rows(4, 5), {"neuron": 1}, 1
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 1)),
+        rows(4, 5),
+        {"neuron": 1},
+        1,
     ),
-    "inplace": Entry(odd.Inplace, rows(3, 4), {"stream": 1, "neuron": 1}, 1, {"fc3": "picked by number"}),
+    "inplace": Entry(
+        odd.Inplace, rows(3, 4), {"stream": 1, "neuron": 1}, 1, {"fc3": "picked by number"}
+    ),
 }
 
 
-def some_units(structure: Structure, seed: int = 0, share: float = 0.5, least: int = 1) -> dict[str, list[int]]:
+def some_units(
+    structure: Structure, seed: int = 0, share: float = 0.5, least: int = 1
+) -> dict[str, list[int]]:
     """A random choice of units for every group that has any to spare."""
     rng = random.Random(seed)
     chosen = {}
@@ -314,7 +404,9 @@ def gap(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 def flops(model: nn.Module, example: Any) -> int:
-    """As PyTorch counts them; without the fused encoder layer and LSTM, which its counter does not see."""
+    """As PyTorch counts them; without the fused encoder layer and LSTM, which its counter does not
+    see.
+    """
     enabled, fused = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     torch._C._set_mkldnn_enabled(False)

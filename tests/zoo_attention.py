@@ -35,11 +35,16 @@ class ChunkAttention(nn.Module):
         super().__init__()
         self.n_head, self.head_size = heads, dim // heads
         self.c_attn, self.c_proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.register_buffer("bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
+        self.register_buffer(
+            "bias", torch.tril(torch.ones(length, length)).view(1, 1, length, length)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, _ = x.shape
-        q, k, v = (y.view(b, t, self.n_head, self.head_size).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1))
+        q, k, v = (
+            y.view(b, t, self.n_head, self.head_size).transpose(1, 2)
+            for y in self.c_attn(x).chunk(3, dim=-1)
+        )
         att = (q @ k.transpose(-2, -1)) * self.head_size**-0.5
         att = att.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf")).softmax(-1)
         return self.c_proj((att @ v).transpose(1, 2).reshape(b, t, -1))
@@ -50,7 +55,12 @@ class GroupedQueryAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int, kv_heads: int, *, repeat: str = "interleave") -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.size, self.repeat = heads, kv_heads, dim // heads, repeat
+        self.num_heads, self.num_kv_heads, self.size, self.repeat = (
+            heads,
+            kv_heads,
+            dim // heads,
+            repeat,
+        )
         self.q, self.o = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.k, self.v = (nn.Linear(dim, kv_heads * self.size) for _ in range(2))
 
@@ -83,7 +93,11 @@ class EinsumAttention(nn.Module):
 class GatedMLP(nn.Module):
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(dim, hidden), nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.gate, self.up, self.down = (
+            nn.Linear(dim, hidden),
+            nn.Linear(dim, hidden),
+            nn.Linear(hidden, dim),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -115,7 +129,9 @@ class RMSNorm(nn.Module):
 class Block(nn.Module):
     """Pre-norm residual block around any mixer and MLP."""
 
-    def __init__(self, dim: int, mixer: nn.Module, mlp: nn.Module, norm: type[nn.Module] = nn.LayerNorm) -> None:
+    def __init__(
+        self, dim: int, mixer: nn.Module, mlp: nn.Module, norm: type[nn.Module] = nn.LayerNorm
+    ) -> None:
         super().__init__()
         self.norm1, self.norm2, self.mixer, self.mlp = norm(dim), norm(dim), mixer, mlp
 
@@ -143,11 +159,15 @@ class Language(nn.Module):
 class SelfAttention(nn.Module):
     """`nn.MultiheadAttention` between linear layers."""
 
-    def __init__(self, *, batch_first: bool, need_weights: bool, other: int | None = None, **options: bool) -> None:
+    def __init__(
+        self, *, batch_first: bool, need_weights: bool, other: int | None = None, **options: bool
+    ) -> None:
         super().__init__()
         self.need_weights, self.other = need_weights, other
         self.inp = nn.Linear(5, 8)
-        self.attn = nn.MultiheadAttention(8, 4, batch_first=batch_first, kdim=other, vdim=other, **options)
+        self.attn = nn.MultiheadAttention(
+            8, 4, batch_first=batch_first, kdim=other, vdim=other, **options
+        )
         self.out = nn.Linear(8, 3)
         if other is not None:
             self.memory = nn.Linear(5, other)
@@ -182,7 +202,9 @@ class WindowAttention(nn.Module):
         self.num_heads, self.window = heads, window
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads))
-        self.register_buffer("index", torch.randint(0, (2 * window - 1) ** 2, (window**2, window**2)))
+        self.register_buffer(
+            "index", torch.randint(0, (2 * window - 1) ** 2, (window**2, window**2))
+        )
         self.scale = (dim // heads) ** -0.5
 
     def forward(self, x: Tensor) -> Tensor:
@@ -191,7 +213,9 @@ class WindowAttention(nn.Module):
         x = torch.roll(x, (-1, -1), (1, 2))
         y = x.view(b, h // s, s, w // s, s, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, s * s, c)
         n = y.shape[0]
-        q, k, v = self.qkv(y).reshape(n, s * s, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(y).reshape(n, s * s, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         bias = self.table[self.index.view(-1)].view(s * s, s * s, -1).permute(2, 0, 1).contiguous()
         y = ((q * self.scale) @ k.transpose(-2, -1) + bias.unsqueeze(0)).softmax(-1) @ v
         y = self.proj(y.transpose(1, 2).reshape(n, s * s, -1))
@@ -231,8 +255,13 @@ class VisionTransformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, 8, 4, stride=4)
-        self.token, self.position = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 10, 8))
-        self.blocks = nn.Sequential(*[Block(8, FusedAttention(8, 4), FusedGatedMLP(8, 6)) for _ in range(2)])
+        self.token, self.position = (
+            nn.Parameter(torch.randn(1, 1, 8)),
+            nn.Parameter(torch.randn(1, 10, 8)),
+        )
+        self.blocks = nn.Sequential(
+            *[Block(8, FusedAttention(8, 4), FusedGatedMLP(8, 6)) for _ in range(2)]
+        )
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -285,18 +314,25 @@ class LearnedQueries(nn.Module):
     def rotate(self, x: Tensor) -> Tensor:
         angles = self.angles[: x.shape[-2]]
         a, b = x[..., :2], x[..., 2:]
-        return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+        return torch.cat(
+            [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inp(x)
         z = self.latents.expand(x.shape[0], -1, -1)
-        q, k, v = (f(t).unflatten(-1, (-1, 4)).transpose(1, 2) for f, t in ((self.q, z), (self.k, y), (self.v, y)))
+        q, k, v = (
+            f(t).unflatten(-1, (-1, 4)).transpose(1, 2)
+            for f, t in ((self.q, z), (self.k, y), (self.v, y))
+        )
         y = F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v)
         return self.head((z + self.o(y.transpose(1, 2).flatten(2))).amax(1))
 
 
 class SlicedAttention(nn.Module):
-    """Phi-3's: queries, keys and values are slices of one projection, at places that the configuration gives."""
+    """Phi-3's: queries, keys and values are slices of one projection, at places that the
+    configuration gives.
+    """
 
     def __init__(self, dim: int, heads: int, kv_heads: int) -> None:
         super().__init__()
@@ -317,7 +353,9 @@ class SlicedAttention(nn.Module):
 
 
 class SlopedAttention(nn.Module):
-    """Bloom's: [heads, 3, size] in one projection, and a fixed slope over the positions for every head."""
+    """Bloom's: [heads, 3, size] in one projection, and a fixed slope over the positions for every
+    head.
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -338,7 +376,9 @@ class SlopedAttention(nn.Module):
 
 
 class LocatedAttention(nn.Module):
-    """SAM's: heads inside the batch, and queries that ask tables of rows and columns for relative positions."""
+    """SAM's: heads inside the batch, and queries that ask tables of rows and columns for relative
+    positions.
+    """
 
     def __init__(self, dim: int, heads: int, height: int, width: int) -> None:
         super().__init__()

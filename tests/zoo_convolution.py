@@ -7,9 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def conv_bn(c_in: int, c_out: int, k: int = 3, *, groups: int = 1, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+def conv_bn(
+    c_in: int, c_out: int, k: int = 3, *, groups: int = 1, act: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(c_in, c_out, k, padding=k // 2, groups=groups, bias=False), nn.BatchNorm2d(c_out), act()
+        nn.Conv2d(c_in, c_out, k, padding=k // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(c_out),
+        act(),
     )
 
 
@@ -68,9 +72,14 @@ class SqueezeExciteLinear(nn.Module):
 class InvertedResidual(nn.Module):
     """MobileNetV2; with `se`, V3 and EfficientNet."""
 
-    def __init__(self, c: int, expanded: int, act: type[nn.Module] = nn.ReLU6, se: nn.Module | None = None) -> None:
+    def __init__(
+        self, c: int, expanded: int, act: type[nn.Module] = nn.ReLU6, se: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        layers = [conv_bn(c, expanded, 1, act=act), conv_bn(expanded, expanded, 3, groups=expanded, act=act)]
+        layers = [
+            conv_bn(c, expanded, 1, act=act),
+            conv_bn(expanded, expanded, 3, groups=expanded, act=act),
+        ]
         if se is not None:
             layers.append(se)
         self.conv = nn.Sequential(*layers, nn.Conv2d(expanded, c, 1, bias=False), nn.BatchNorm2d(c))
@@ -286,7 +295,11 @@ class NoAffine(nn.Module):
         super().__init__()
         self.conv1, self.bn = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6, affine=False)
         self.conv2 = nn.Conv2d(6, 5, 3, padding=1)
-        self.fc1, self.ln, self.fc2 = nn.Linear(5, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 3)
+        self.fc1, self.ln, self.fc2 = (
+            nn.Linear(5, 8),
+            nn.LayerNorm(8, elementwise_affine=False),
+            nn.Linear(8, 3),
+        )
         self.register_buffer("scale", torch.rand(1, 5, 1, 1) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -308,7 +321,11 @@ class Norms(nn.Module):
         self.out = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in ((self.conv1, self.norm1), (self.conv2, self.norm2), (self.conv3, self.norm3)):
+        for conv, norm in (
+            (self.conv1, self.norm1),
+            (self.conv2, self.norm2),
+            (self.conv3, self.norm3),
+        ):
             x = F.relu(norm(conv(x)))
         return self.out(self.norm5(self.conv5(self.norm4(self.conv4(x)))))
 
@@ -361,11 +378,14 @@ class Counting(nn.Module):
 
 
 class DoubleTranspose(nn.Module):
-    """A grouped transposed convolution, which cannot be cut."""
+    """Two transposed convolutions, the first of them in groups."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.up = nn.Conv2d(3, 4, 3, padding=1), nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2)
+        self.conv, self.up = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2),
+        )
         self.up2, self.out = nn.ConvTranspose2d(6, 5, 2, stride=2), nn.Conv2d(5, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -399,4 +419,10 @@ class Denoiser(nn.Module):
 
 def segmenter() -> nn.Module:
     """A class for every pixel, of half the size inside."""
-    return nn.Sequential(conv_bn(3, 8), nn.MaxPool2d(2), conv_bn(8, 6), nn.Upsample(scale_factor=2), nn.Conv2d(6, 5, 1))
+    return nn.Sequential(
+        conv_bn(3, 8),
+        nn.MaxPool2d(2),
+        conv_bn(8, 6),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(6, 5, 1),
+    )

@@ -66,9 +66,14 @@ def weight_normed() -> nn.Module:
 
 def spectral_normed() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(4, 6), nn.ReLU(), parametrizations.spectral_norm(nn.Linear(6, 7)), nn.ReLU(), nn.Linear(7, 9),
-        nn.ReLU(), nn.Linear(9, 2),
-    )  # fmt: skip
+        nn.Linear(4, 6),
+        nn.ReLU(),
+        parametrizations.spectral_norm(nn.Linear(6, 7)),
+        nn.ReLU(),
+        nn.Linear(7, 9),
+        nn.ReLU(),
+        nn.Linear(9, 2),
+    )
 
 
 class Recurrent(nn.Module):
@@ -230,7 +235,11 @@ class TwoNames(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.features, self.hidden, self.classifier = nn.Linear(5, 8), nn.Linear(8, 7), nn.Linear(7, 3)
+        self.features, self.hidden, self.classifier = (
+            nn.Linear(5, 8),
+            nn.Linear(8, 7),
+            nn.Linear(7, 3),
+        )
         self.fc = self.classifier
 
     def forward(self, x: Tensor) -> Tensor:
@@ -241,7 +250,15 @@ def repeated() -> nn.Module:
     """The same layer twice in a Sequential, with a layer before and after that are not repeated."""
     shared = nn.Linear(8, 8)
     return nn.Sequential(
-        nn.Linear(5, 8), nn.ReLU(), shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+        nn.Linear(5, 8),
+        nn.ReLU(),
+        shared,
+        nn.ReLU(),
+        shared,
+        nn.ReLU(),
+        nn.Linear(8, 6),
+        nn.ReLU(),
+        nn.Linear(6, 3),
     )
 
 
@@ -250,7 +267,9 @@ class SharedBlock(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        block = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1))
+        block = nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 1)
+        )
         self.stem, self.first, self.second = nn.Conv2d(3, 4, 1), block, block
         self.head = nn.Linear(4, 3)
 
@@ -262,7 +281,9 @@ class SharedBlock(nn.Module):
 
 
 class Caching(nn.Module):
-    """Leaves all sorts of things behind: attributes, entries of lists and dicts, numbers written in place."""
+    """Leaves all sorts of things behind: attributes, entries of lists and dicts, numbers written in
+    place.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +355,9 @@ class Remembering(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Pooling between two convolutions, for features with or without a batch dimension, or one too few."""
+    """Pooling between two convolutions, for features with or without a batch dimension, or one too
+    few.
+    """
 
     def __init__(self, dims: int, pool: nn.Module) -> None:
         super().__init__()

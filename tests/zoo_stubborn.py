@@ -1,4 +1,6 @@
-"""Networks whose own code resists a cut: each works with other widths, or is refused by name, within seconds."""
+"""Networks whose own code resists a cut: each works with other widths, or is refused by name,
+within seconds.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class Multiple(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 12, 3), nn.Linear(12, 5)
+        self.conv1, self.conv2, self.fc = (
+            nn.Conv2d(3, 32, 3),
+            nn.Conv2d(32, 12, 3),
+            nn.Linear(12, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.conv1(x))
@@ -63,7 +69,11 @@ class Sixes(nn.Module):
     def __init__(self, multiple: int) -> None:
         super().__init__()
         self.multiple = multiple
-        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 24, 3), nn.Conv2d(24, 12, 3), nn.Linear(12, 5)
+        self.conv1, self.conv2, self.fc = (
+            nn.Conv2d(3, 24, 3),
+            nn.Conv2d(24, 12, 3),
+            nn.Linear(12, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.conv1(x))
@@ -72,7 +82,9 @@ class Sixes(nn.Module):
 
 
 class Together(nn.Module):
-    """Two widths that the code wants equal: either can be cut, both cannot (they are cut to different numbers)."""
+    """Two widths that the code wants equal: either can be cut, both cannot (they are cut to
+    different numbers).
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +99,9 @@ class Together(nn.Module):
 
 
 class Wide(nn.Module):
-    """Runs with three quarters of the units, but not with half of them: known only once the widths are."""
+    """Runs with three quarters of the units, but not with half of them: known only once the widths
+    are.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,12 +154,17 @@ def rows(n: int) -> Callable[[], Tensor]:
 
 STUBBORN: dict[str, Stubborn] = {
     "two-splits": Stubborn(
-        TwoSplits, image, ("conv1", "conv2", "hidden"), {"conv1": "split_with_sizes", "conv2": "split_with_sizes"}
+        TwoSplits,
+        image,
+        ("conv1", "conv2", "hidden"),
+        {"conv1": "split_with_sizes", "conv2": "split_with_sizes"},
     ),
     "multiple": Stubborn(Multiple, image, ("conv1", "conv2"), {}, {"conv1": 4}),
     "threes": Stubborn(lambda: Sixes(3), image, ("conv1", "conv2"), {}, {"conv1": 3}),
     "sixes": Stubborn(lambda: Sixes(6), image, ("conv1", "conv2"), {}, {"conv1": 6}),
-    "all-or-none": Stubborn(lambda: Sixes(24), image, ("conv1", "conv2"), {"conv1": "assert y.shape[1] %"}),
+    "all-or-none": Stubborn(
+        lambda: Sixes(24), image, ("conv1", "conv2"), {"conv1": "assert y.shape[1] %"}
+    ),
     "together": Stubborn(Together, rows(6), ("left", "right"), {"right": "must have 16 units"}),
     "wide": Stubborn(Wide, rows(6), ("fc1", "fc2")),
     "hard-coded": Stubborn(HardCoded, rows(6), ("fc1", "fc2"), {"fc1": "shape"}),

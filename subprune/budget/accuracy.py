@@ -1,33 +1,93 @@
-"""Budgets by equal accuracy (Kuzmin et al. 2019): every layer may cost the same drop when pruned alone.
+"""Budgets by equal accuracy (Kuzmin et al. 2019): every layer may cost the same drop when pruned
+alone.
 
-For each group the accuracy P(k) with only that group pruned to k units is measured on a verification set, at
-fixed fractions. Only what lies after the group's consumers is run again, on values kept from one dense pass.
-Without labels, accuracy is replaced by agreement with the dense model's own predictions.
+For each group the accuracy P(k) with only that group pruned to k units is measured on a
+verification set, at fixed fractions. Only what lies after the group's consumers is run again, on
+values kept from one dense pass. Without labels, accuracy is replaced by agreement with the dense
+model's own predictions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from subprune.answers import IGNORED, Reading, read_program
 from subprune.budget.cache import Cache
-from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.calibrate import Calibration, Passage
+from subprune.budget.demand import Allocator, Demand
+from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
-from subprune.ranking import rankers, ranking_of
-from subprune.registry import Method, Ranker
+from subprune.fit.fit import Fit
+from subprune.loop.looks import looks
+from subprune.loop.recipe import Recipe
+from subprune.loop.visits import Tick, Visit
+from subprune.loop.walk import alone
+from subprune.measure.answers import IGNORED, Reading, read_program
+from subprune.messages import Message
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.runs import Passage, Run
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
-from subprune.walk import alone
 
-__all__ = ["FRACTIONS", "AccuracyCurve", "accuracy_curves", "equal_accuracy"]
+__all__ = [
+    "FRACTIONS",
+    "AccuracyCurve",
+    "EqualAccuracy",
+    "EqualAgreement",
+    "accuracy_curves",
+    "equal_accuracy",
+]
 
 FRACTIONS = (0.01, 0.05, 0.075, *(round(0.05 * i, 2) for i in range(2, 21)))
+
+
+@dataclass(frozen=True)
+class EqualAgreement(Allocator):
+    """The same drop in agreement with the dense model for every layer pruned alone; needs no
+    labels.
+    """
+
+    name: ClassVar[str] = "equal-agreement"
+    looks_at: ClassVar[str] = "agreement curves"
+    measures_answers: ClassVar[bool] = True
+    labels: ClassVar[bool] = False
+
+    def counts(self, demand: Demand) -> Counts:
+        curves = demand.remember(self.name, lambda: self._curves(demand))
+        return equal_accuracy(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+
+    def _curves(self, demand: Demand) -> dict[str, AccuracyCurve]:
+        verification = demand.verification or demand.calibration
+        cache = None
+        if demand.cache is not None:
+            setting, names = demand.setting, [g.name for g in demand.groups]
+            key = (demand.recipe.on_dense(), self.labels, names, setting.seed)
+            pool = [] if setting.pool is None else [setting.pool]
+            cache = Cache(demand.cache, *key, demand.calibration, verification, *pool)
+        return accuracy_curves(
+            demand.setting,
+            demand.recipe,
+            verification,
+            labels=self.labels,
+            cache=cache,
+            tick=demand.tick,
+        )
+
+
+@dataclass(frozen=True)
+class EqualAccuracy(EqualAgreement):
+    """The same drop in accuracy for every layer pruned alone; needs verification data with
+    labels.
+    """
+
+    name: ClassVar[str] = "equal-accuracy"
+    looks_at: ClassVar[str] = "accuracy curves"
+    needs_verification: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -54,64 +114,69 @@ def measured_counts(units: int, fractions: Sequence[float] = FRACTIONS) -> list[
 
 
 def accuracy_curves(
-    calibration: Calibration,
+    setting: Setting,
+    recipe: Recipe,
     verification: Calibration,
-    groups: Sequence[Group],
-    method: Method,
     *,
-    reweight: bool = True,
     labels: bool = True,
     fractions: Sequence[float] = FRACTIONS,
     cache: Cache | None = None,
-    tick: Callable[[str, Group], None] = lambda stage, group: None,
-    **choices: Any,
+    tick: Tick = lambda group: None,
 ) -> dict[str, AccuracyCurve]:
-    """P(k) of every group; `labels=False` measures agreement with the dense model instead."""
-    known = cache.read() if cache is not None else {}
-    found = {g.name: AccuracyCurve(*known[g.name]) for g in groups if g.name in known}
-    if len(found) == len(groups):
-        return found
+    """P(k) of every group; `labels=False` measures agreement with the dense model instead.
+
+    Fits are plain here: nothing is held out.
+    """
+    stored = cache.read() if cache is not None else {}
+    known = {g.name: AccuracyCurve(*stored[g.name]) for g in setting.groups if g.name in stored}
+    missing = [g for g in setting.groups if g.name not in known]
+    if not missing:
+        return known
     reading = _reading(verification)
     own = verification.start().answers(reading.classes)
     goal = _labels(verification, own) if labels else own
-    whole = _share(own, goal)
-    run = verification.start()
-    passage = Passage(run, groups)
-    for ranker in rankers(calibration, groups, method, tick=tick, **choices):
-        if ranker.group.name in found:
-            continue
-        curve = _curve(ranker, method, passage, reading, goal, whole, reweight, fractions)
-        found[ranker.group.name] = curve
+    probe = _Probe(verification, missing, reading, goal, recipe.fit.plain(), _share(own, goal))
+    for visit in looks(setting, recipe, groups=missing, tick=tick):
+        curve = probe.curve(visit, measured_counts(visit.group.n_units, fractions))
+        known[visit.group.name] = curve
         if cache is not None:
-            cache.write(ranker.group.name, (curve.counts, curve.values))
-    return found
+            cache.write(visit.group.name, (curve.counts, curve.values))
+        del visit
+    return known
 
 
-def _curve(
-    ranker: Ranker,
-    method: Method,
-    passage: Passage,
-    reading: Reading,
-    goal: Sequence[Tensor],
-    whole: float,
-    reweight: bool,
-    fractions: Sequence[float],
-) -> AccuracyCurve:
-    """One group: rank once, then switch to each number of units and finish the verification run from there.
+class _Probe:
+    """The verification run on its way past the groups, finished once for every budget tried.
 
-    `whole` is the share with all units, which needs no run.
+    whole: the share of right answers with all units, which needs no run.
     """
-    group = ranker.group
-    ranking = ranking_of(ranker, method.order(ranker))
-    start = passage.go_to(group) or passage.run
-    counts = measured_counts(group.n_units, fractions)
-    values = []
-    for k in counts[:-1]:
-        probe = start.fork()
-        state = alone(ranker, ranking, k, reweight)
-        probe.tensors, probe.override = state.tensors, {**probe.override, **state.override}
-        values.append(_share(probe.answers(reading.classes), goal))
-    return AccuracyCurve(tuple(counts), (*values, whole))
+
+    def __init__(
+        self,
+        verification: Calibration,
+        groups: Sequence[Group],
+        reading: Reading,
+        goal: Sequence[Tensor],
+        fit: Fit,
+        whole: float,
+    ) -> None:
+        self.run = verification.start()
+        self.passage = Passage(self.run, groups)
+        self.tensors = dict(self.run.tensors)
+        self.reading, self.goal, self.fit, self.whole = reading, goal, fit, whole
+
+    def curve(self, visit: Visit, counts: Sequence[int]) -> AccuracyCurve:
+        """One group: switch to each number of units and finish the run from there."""
+        start = self.passage.go_to(visit.group) or self.run
+        values = [self._value(visit, k, start) for k in counts[:-1]]
+        return AccuracyCurve(tuple(counts), (*values, self.whole))
+
+    def _value(self, visit: Visit, k: int, start: Run) -> float:
+        """The share of right answers with k units."""
+        trial = start.fork()
+        trial.tensors, override = alone(visit, k, self.fit, self.tensors, start.programs[0])
+        trial.override = {**trial.override, **override}
+        return _share(trial.answers(self.reading.classes), self.goal)
 
 
 def _share(found: Sequence[Tensor], goal: Sequence[Tensor]) -> float:
@@ -124,8 +189,10 @@ def _reading(verification: Calibration) -> Reading:
     reading = read_program(verification.programs[0], verification.batches[0])
     if reading.dim is None:
         raise DataError(
-            "equal accuracy and equal agreement compare classes, and the model's outputs are numbers; give allocate= "
-            "another rule, such as 'balanced' or 'uniform'"
+            Message(
+                "equal accuracy and equal agreement compare classes, and the model's outputs are "
+                "numbers; give {allocate=} another rule, such as 'balanced' or 'uniform'"
+            )
         )
     return reading
 
@@ -134,14 +201,23 @@ def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor
     found = [b.labels for b in verification.batches if b.labels is not None]
     if len(found) < len(verification.batches):
         raise DataError(
-            "equal accuracy needs labels: give verify_data with labels, or use allocate='equal-agreement', which "
-            "compares with the dense model's own predictions"
+            Message(
+                "equal accuracy needs labels: give {verify_data:name} with labels, or use "
+                "{allocate=}, which compares with the dense model's own predictions",
+                allocate="equal-agreement",
+            )
         )
     for labels, own in zip(found, answers, strict=True):
         if labels.shape != own.shape or not bool((labels != IGNORED).any()):
             raise DataError(
-                f"equal accuracy needs one label for every answer, of shape {tuple(own.shape)}; verify_data has labels "
-                f"of shape {tuple(labels.shape)}, or all of them are {IGNORED}, which are not counted"
+                Message(
+                    "equal accuracy needs one label for every answer, of shape {wanted}; "
+                    "{verify_data:name} has labels of shape {got}, or all of them are {ignored}, "
+                    "which are not counted",
+                    wanted=tuple(own.shape),
+                    got=tuple(labels.shape),
+                    ignored=IGNORED,
+                )
             )
     return found
 
@@ -150,27 +226,31 @@ def equal_accuracy(
     groups: Sequence[Group],
     curves: Mapping[str, AccuracyCurve],
     cost: CostModel,
-    target: Target,
+    limit: Limit,
     rounding: Rounding,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
-    """The highest common accuracy that meets the target; what is left goes to the largest fraction first.
+    """The highest common accuracy that meets the target; what is left goes to the largest fraction
+    first.
 
-    Each group takes the smallest measured number of units that reaches the accuracy: in the paper, budgets come from a
-    fixed set of fractions, and the line between two measured points decides nothing. A small group's fraction may be
-    well above its share of units (1 of 6 units stands for the fraction 0.2), and counts when the rest is handed out.
+    Each group takes the smallest measured number of units that reaches the accuracy: in the paper,
+    budgets come from a fixed set of fractions, and the line between two measured points decides
+    nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
+    the fraction 0.2), and counts when the rest is handed out.
     """
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}
     levels = np.unique(np.concatenate(list(smooth.values())))
 
     def at(level: float) -> Counts:
-        first = {name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()}
+        first = {
+            name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()
+        }
         return {g.name: rounding.of(g).up(steps[g.name][first[g.name]], g.n_units) for g in groups}
 
-    counts = largest([0.0, *levels.tolist()], at, cost, target)
+    counts = largest([0.0, *levels.tolist()], at, cost, limit)
     chosen = {g.name: _fraction(counts[g.name], g.n_units, fractions) for g in groups}
-    return fill(counts, groups, cost, target, rounding, lambda g, k: chosen[g.name])
+    return fill(counts, groups, cost, limit, rounding, lambda g, k: chosen[g.name])
 
 
 def _fraction(k: int, units: int, fractions: Sequence[float]) -> float:

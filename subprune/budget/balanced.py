@@ -1,9 +1,10 @@
 """Budgets between two extremes: the smallest sum of errors, and the same fraction everywhere.
 
-Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a language model's
-massive activations), a handful of units explains nearly all of it, and the smallest sum of errors strips the layer of
-everything else it does. Hence three precautions. The curves are those of typical rows: none counts with more than a few
-times the median energy. Widths are the geometric mean of those with the smallest sum of errors and of equal
+Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a
+language model's massive activations), a handful of units explains nearly all of it, and the
+smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
+curves are those of typical rows: none counts with more than a few times the median energy. Widths
+are the geometric mean of those with the smallest sum of errors and of equal
 fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
 groups of few large units (three heads) are not the first to lose one.
 """
@@ -12,16 +13,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from subprune.budget.rules import by_knapsack
-from subprune.budget.target import Counts, Rounding, Target, fill, largest
-from subprune.greedy import KeepOrder
+from subprune.budget.demand import Allocator, Demand
+from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
+from subprune.budget.knapsack import by_knapsack
+from subprune.select.greedy import KeepOrder
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["LEAST_SHARE", "by_balance", "even_share"]
+__all__ = ["LEAST_SHARE", "Balanced", "by_balance", "even_share"]
 
 LEAST_SHARE = 0.5
 """No group keeps fewer units than this share of what equal fractions would leave it …"""
@@ -32,16 +36,31 @@ FEW, LEAST_OF_FEW = 8, 0.7
 _LEVELS = np.geomspace(1e-3, 1e3, 2001).tolist()  # factors on the mean, 0.7% apart
 
 
+_CLIP = 10.0  # times the median energy that a row of data counts with at most
+
+
+@dataclass(frozen=True)
+class Balanced(Allocator):
+    """Between knapsack and uniform: their geometric mean, no layer far below its even share."""
+
+    name: ClassVar[str] = "balanced"
+    looks_at: ClassVar[str] = "the error curves of the dense model"
+
+    def counts(self, demand: Demand) -> Counts:
+        curves = demand.curves(clip=_CLIP)
+        return by_balance(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+
+
 def by_balance(
     groups: Sequence[Group],
     curves: Mapping[str, KeepOrder],
     cost: CostModel,
-    target: Target,
+    limit: Limit,
     rounding: Rounding,
 ) -> Counts:
     """The geometric mean of the knapsack's widths and of equal fractions, scaled to the target."""
-    even = even_share(groups, cost, target, rounding)
-    cheapest = by_knapsack(groups, curves, cost, target, rounding)
+    even = even_share(groups, cost, limit, rounding)
+    cheapest = by_knapsack(groups, curves, cost, limit, rounding)
 
     def width(group: Group, factor: float) -> int:
         n, steps = group.n_units, rounding.of(group)
@@ -54,15 +73,20 @@ def by_balance(
         return {g.name: width(g, factor) for g in groups}
 
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
-    counts = largest(_LEVELS, at, cost, target)
-    return fill(counts, groups, cost, target, rounding, lambda g, k: float(errors[g.name][k]))
+    counts = largest(_LEVELS, at, cost, limit)
+    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
 
 
-def even_share(groups: Sequence[Group], cost: CostModel, target: Target, rounding: Rounding) -> Counts:
+def even_share(
+    groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
+) -> Counts:
     """The largest common fraction that meets the target, in every group rounded up."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units) for g in groups}
+        return {
+            g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units)
+            for g in groups
+        }
 
-    return largest(levels, at, cost, target)
+    return largest(levels, at, cost, limit)

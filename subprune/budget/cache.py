@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from subprune.calibrate import Calibration
 from subprune.errors import DataError
-from subprune.files import write_atomic
+from subprune.io.files import write_atomic
+from subprune.statistics.calibration import Calibration
 
 __all__ = ["Cache", "fingerprint"]
 
-VERSION = 1
+VERSION = 2
 
 
 def fingerprint(*parts: Any) -> str:
@@ -56,9 +56,13 @@ class Cache:
             return {}
         try:
             content = json.loads(self.path.read_text())
-            return {str(name): (tuple(entry[0]), tuple(entry[1])) for name, entry in content.items()}
+            return {
+                str(name): (tuple(entry[0]), tuple(entry[1])) for name, entry in content.items()
+            }
         except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise DataError(f"the cache file {self.path.name} is damaged ({error}); delete it and run again") from error
+            raise DataError(
+                f"the cache file {self.path.name} is damaged ({error}); delete it and run again"
+            ) from error
 
     def write(self, name: str, entry: Any) -> None:
         content = {**self.read(), name: entry}

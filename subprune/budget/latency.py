@@ -1,40 +1,40 @@
-"""Budgets for a measured latency: the largest model, by FLOPs, whose calls take no longer than asked.
+"""Budgets for a measured latency: the largest model, by FLOPs, whose calls take no longer than
+asked.
 
-Latency depends on widths only, not on which units stay, so candidates are cut without any statistics and
-timed beside the dense model; the budget rule shares out each candidate's FLOPs from the same error curves.
-The winner is timed once more, longer: of many candidates the best is often one that was lucky.
+Latency depends on widths only, not on which units stay, so candidates are cut without any
+statistics and timed beside the dense model; the budget rule shares out each candidate's FLOPs from
+the same error curves. The winner is timed once more, longer: of many candidates the best is often
+one that was lucky.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import nn
 
-from subprune.budget.allocate import LATENCY_STEPS, Demand, allocate
-from subprune.budget.target import Counts, amount
+from subprune.budget.demand import LATENCY_STEPS, Demand
+from subprune.budget.goal import Counts, Goal, amount
+from subprune.cutting.masking import keep_mask
+from subprune.cutting.surgery import cut_in_place, duplicate
+from subprune.cutting.twin import first_line
 from subprune.errors import BudgetError
-from subprune.masking import keep_mask
-from subprune.measure import Latency, side_by_side
-from subprune.surgery import cut_in_place, duplicate
-from subprune.twin import first_line
+from subprune.measure.figures import Latency, side_by_side
+from subprune.messages import Message
 
-__all__ = ["LatencyTarget", "by_latency"]
+__all__ = ["LatencyGoal", "by_latency"]
 
 TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once more
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
 _REPEATS, _CONFIRM_REPEATS, _SECONDS = 20, 40, 3.0
 
-Timer = Callable[[Counts, int], tuple[float, float]]  # seconds of the dense and of the cut model, side by side
+# seconds of the dense and of the cut model, side by side
+Timer = Callable[[Counts, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class LatencyTarget:
+class LatencyGoal:
     """What was asked for: a share of the dense model's latency, or milliseconds."""
 
     asked: str | float
@@ -48,76 +48,73 @@ class LatencyTarget:
 
     def verdict(self, dense: Latency, small: Latency) -> str:
         """In words, whether it was met; neither is said where the calls' spread covers the limit."""
-        said = (
-            f"latency={self.asked!r} allows {self.allowed(dense.median) * 1e3:.3g} ms a call, "
-            f"{small.median * 1e3:.3g} ms ({small.median / dense.median:.0%} of {dense.median * 1e3:.3g} ms) were "
-            "measured"
+        said = Message(
+            "{latency=} allows {allowed:.3g} ms a call, {small:.3g} ms ({share:.0%} of {dense:.3g} "
+            "ms) were measured",
+            latency=self.asked,
+            allowed=self.allowed(dense.median) * 1e3,
+            small=small.median * 1e3,
+            share=small.median / dense.median,
+            dense=dense.median * 1e3,
         )
         if small.high <= self.allowed(dense.low):
-            return f"target met: {said}"
+            return Message("target met: {said}", said=said)
         if small.low > self.allowed(dense.high):
-            return f"target missed: {said}; ask for less"
+            return Message("target missed: {said}; ask for less", said=said)
         spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
-        return f"target within the noise: {said}, and {spread}; ask for less to be sure"
+        words = "target within the noise: {said}, and {spread}; ask for less to be sure"
+        return Message(words, said=said, spread=spread)
 
 
-def by_latency(demand: Demand, name: str, asked: str | float) -> Counts:
-    """Search the share of FLOPs that meets the latency; `asked` is a share or milliseconds for the first batch."""
-    with _remembering(demand, name) as remembering:
-        return _search(remembering, name, LatencyTarget(asked), _timer(demand))
+def by_latency(demand: Demand) -> Counts:
+    """Search the share of FLOPs that meets the latency asked for."""
+    assert demand.goal.latency is not None
+    return _search(demand, LatencyGoal(demand.goal.latency), _timer(demand))
 
 
-def _search(demand: Demand, name: str, target: LatencyTarget, timed: Timer) -> Counts:
-    smallest = {g.name: demand.rounding.of(g).least(g.n_units) for g in demand.groups}
+def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
+    smallest = demand.smallest()
     demand.say("timing the smallest widths")
-    _check(target, *timed(smallest, _REPEATS))
+    _check(goal, *timed(smallest, _REPEATS))
     low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
         share = (low + high) / 2
-        counts = _at(demand, name, share)
+        counts = _at(demand, share)
         demand.say(f"timing {share:.0%} of the FLOPs")
-        if target.met(*timed(counts, _REPEATS), margin=_MARGIN):
+        if goal.met(*timed(counts, _REPEATS), margin=_MARGIN):
             fitting.append(counts)
             low = share
         else:
             high = share
     while len(fitting) > 1:
         demand.say("timing the chosen widths again")
-        if target.met(*timed(fitting[-1], _CONFIRM_REPEATS)):
+        if goal.met(*timed(fitting[-1], _CONFIRM_REPEATS)):
             return fitting[-1]
         fitting.pop()
-    _check(target, *timed(smallest, _CONFIRM_REPEATS))
+    _check(goal, *timed(smallest, _CONFIRM_REPEATS))
     return smallest
 
 
-def _check(target: LatencyTarget, dense: float, small: float) -> None:
-    if not target.met(dense, small):
+def _check(goal: LatencyGoal, dense: float, small: float) -> None:
+    if not goal.met(dense, small):
         raise BudgetError(
-            f"latency={target.asked!r} cannot be reached: it allows {target.allowed(dense) * 1e3:.3g} ms a call, the "
-            f"smallest widths take {small * 1e3:.3g} ms of {dense * 1e3:.3g} ms; the nearest feasible share is "
-            f"{small / dense:.0%}"
+            Message(
+                "{latency=} cannot be reached: it allows {allowed:.3g} ms a call, the smallest "
+                "widths take {small:.3g} ms of {dense:.3g} ms; the nearest feasible share is "
+                "{share:.0%}",
+                latency=goal.asked,
+                allowed=goal.allowed(dense) * 1e3,
+                small=small * 1e3,
+                dense=dense * 1e3,
+                share=small / dense,
+            )
         )
 
 
-@contextlib.contextmanager
-def _remembering(demand: Demand, name: str) -> Iterator[Demand]:
-    """Accuracy curves are measured once, not again for every candidate."""
-    if not name.startswith("equal-") or demand.cache is not None:
-        yield demand
-        return
-    with tempfile.TemporaryDirectory(prefix="subprune-") as folder:
-        yield replace(demand, cache=Path(folder))
-
-
-def _at(demand: Demand, name: str, share: float) -> Counts:
-    """Counts for a share of the FLOPs; the copy shares the curves that were computed already."""
-    part = copy.copy(demand)
-    part.__dict__.pop("target", None)
-    part.flops = f"{100 * share:.6f}%"
-    counts = allocate(part, name)
-    demand.__dict__.update({k: v for k, v in part.__dict__.items() if k.endswith("_curves")})
-    return counts
+def _at(demand: Demand, share: float) -> Counts:
+    """Counts for a share of the FLOPs; curves that were computed already are remembered."""
+    return replace(demand, goal=Goal(flops=f"{100 * share:.6f}%")).shared_out()
 
 
 def _timer(demand: Demand) -> Timer:
@@ -126,7 +123,10 @@ def _timer(demand: Demand) -> Timer:
     dense = demand.calibration.model
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
-        keeps = [((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k))) for n, k in counts.items()]
+        keeps = [
+            ((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k)))
+            for n, k in counts.items()
+        ]
         for eager in (False, True):
             small: nn.Module = duplicate(dense)
             cut_in_place(small, keeps, structure.program, eager=eager)
@@ -135,8 +135,13 @@ def _timer(demand: Demand) -> Timer:
             except Exception as error:
                 if eager:
                     raise BudgetError(
-                        "latency= is met by timing narrower models, and the model's code does not run cut to "
-                        f"{counts}: {type(error).__name__}: {first_line(error)}; ask for flops= or budgets= instead"
+                        Message(
+                            "{latency=} is met by timing narrower models, and the model's code does "
+                            "not run cut to {counts}: {error}; ask for {flops=} or {budgets=} "
+                            "instead",
+                            counts=counts,
+                            error=f"{type(error).__name__}: {first_line(error)}",
+                        )
                     ) from error
             else:
                 return a.median, b.median

@@ -3,49 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from subprune.budget.rules import check_fraction
-from subprune.budget.target import Counts, Rounding, Target, fill, largest
+from subprune.budget.demand import Allocator, Demand
+from subprune.budget.explicit import check_fraction
+from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
+from subprune.loop.looks import comparable_scores
 from subprune.structure import Group
 from subprune.structure.cost import CostModel
 
-__all__ = ["by_score", "top_fraction"]
+__all__ = ["Score", "by_score", "top_fraction"]
+
+
+@dataclass(frozen=True)
+class Score(Allocator):
+    """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm,
+    random.
+    """
+
+    name: ClassVar[str] = "score"
+    looks_at: ClassVar[str] = "the method's scores"
+    pools_units: ClassVar[bool] = True
+
+    def counts(self, demand: Demand) -> Counts:
+        scores = demand.remember(
+            "scores", lambda: comparable_scores(demand.setting, demand.recipe, tick=demand.tick)
+        )
+        if demand.goal.keep is not None:
+            return top_fraction(demand.groups, scores, demand.goal.keep, demand.rounding)
+        return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)
 
 
 def by_score(
-    groups: Sequence[Group], scores: Mapping[str, Tensor], cost: CostModel, target: Target, rounding: Rounding
+    groups: Sequence[Group],
+    scores: Mapping[str, Tensor],
+    cost: CostModel,
+    limit: Limit,
+    rounding: Rounding,
 ) -> Counts:
     """The units with the highest scores, as many as the target allows; at least one in every group."""
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
-    counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, target)
-    return fill(counts, groups, cost, target, rounding, lambda g, k: float(falling[g.name][k]))
+    counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)
+    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(falling[g.name][k]))
 
 
-def top_fraction(groups: Sequence[Group], scores: Mapping[str, Tensor], keep: float, rounding: Rounding) -> Counts:
+def top_fraction(
+    groups: Sequence[Group], scores: Mapping[str, Tensor], keep: float, rounding: Rounding
+) -> Counts:
     """The top fraction of all units; at least one in every group."""
     check_fraction(keep, groups, rounding)
     total = sum(g.n_units for g in groups)
     return _cut(groups, scores, rounding)(float(int(keep * total + 1e-9)))
 
 
-def _falling(groups: Sequence[Group], scores: Mapping[str, Tensor]) -> dict[str, NDArray[np.float64]]:
+def _falling(
+    groups: Sequence[Group], scores: Mapping[str, Tensor]
+) -> dict[str, NDArray[np.float64]]:
     """Scores of each group from high to low."""
     found = {}
     for g in groups:
         own = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
         if own.shape != (g.n_units,) or not np.isfinite(own).all():
-            raise DataError(f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}")
+            raise DataError(
+                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}"
+            )
         found[g.name] = np.sort(own)[::-1]
     return found
 
 
-def _cut(groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Rounding) -> Callable[[float], Counts]:
+def _cut(
+    groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Rounding
+) -> Callable[[float], Counts]:
     """Counts of each group among the top t units; equal scores go to the earlier group."""
     falling = _falling(groups, scores)
     owner = np.repeat(np.arange(len(groups)), [g.n_units for g in groups])
@@ -54,6 +89,9 @@ def _cut(groups: Sequence[Group], scores: Mapping[str, Tensor], rounding: Roundi
 
     def at(t: float) -> Counts:
         taken = np.bincount(ranked[: int(t)], minlength=len(groups))
-        return {g.name: rounding.of(g).down(int(k), g.n_units) for g, k in zip(groups, taken, strict=True)}
+        return {
+            g.name: rounding.of(g).down(int(k), g.n_units)
+            for g, k in zip(groups, taken, strict=True)
+        }
 
     return at

@@ -1,4 +1,6 @@
-"""The command line: ``subprune demo | inspect | prune | export | report | methods | experiment``."""
+"""The command line: ``subprune demo | inspect | prune | export | report | methods``, and commands
+that other distributions add.
+"""
 
 from subprune.cli.app import app, main
 

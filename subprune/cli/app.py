@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 an error nobody foresaw, 2 bad input, 130 stopped with Ctr
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -18,8 +17,9 @@ from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
-from subprune.cli.flags import in_flags
+from subprune.cli.plugins import add_commands
 from subprune.errors import SubpruneError
+from subprune.messages import FLAGS, KEYS
 
 __all__ = ["app", "main"]
 
@@ -29,19 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-_EXPERIMENTS = """Examples:
-
-* `subprune experiment run smoke`
-* `subprune experiment status smoke`
-* `subprune experiment report smoke`
-"""
 for module in (demo, inspect, prune, export, report, methods):
     module.register(app)
-with contextlib.suppress(ImportError):
-    from subprune.experiments.cli import app as experiment
-
-    app.add_typer(experiment, name="experiment", epilog=_EXPERIMENTS)
-
+_ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
@@ -60,7 +50,10 @@ def _main(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Show the traceback of an error; may be put after a command, too.")
+        bool,
+        typer.Option(
+            DEBUG, help="Show the traceback of an error; may be put after a command, too."
+        ),
     ] = False,
 ) -> None: ...
 
@@ -87,8 +80,8 @@ def main() -> None:
 def _explain(error: Exception, args: list[str]) -> None:
     """One line on what went wrong, and the exit code that fits."""
     if isinstance(error, SubpruneError):
-        grid = args[:1] == ["experiment"]  # where name=value is how things are written
-        _fail(str(error) if grid else in_flags(str(error)), 2)
+        added = bool(args) and args[0] in _ADDED  # whose options stand in a configuration file
+        _fail(error.spelled(KEYS if added else FLAGS), 2)
     show = getattr(error, "show", None)
     if callable(show):  # an unknown option, a missing value: the command line library words these
         show()
@@ -99,7 +92,10 @@ def _explain(error: Exception, args: list[str]) -> None:
         _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
-    _fail(f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above", 1)
+    _fail(
+        f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above",
+        1,
+    )
 
 
 def _fail(text: str, code: int) -> None:

@@ -1,4 +1,6 @@
-"""Arrays and images from files that nobody vouches for: sizes are compared before memory is taken; no pickles."""
+"""Arrays and images from files that nobody vouches for: sizes are compared before memory is taken;
+no pickles.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 from torch import Tensor
 
+from subprune.data.sources import as_tensor, draw
 from subprune.errors import DataError
-from subprune.sources import as_tensor, draw
 
 __all__ = ["IMAGES", "read_arrays", "read_image"]
 
@@ -25,11 +27,14 @@ _KINDS = "fiub"
 _MOST_PIXELS = 2**26
 _MOST_BYTES = 2**33
 _PIECE = 2**20
-Rows = Callable[[str, int], "list[int] | None"]  # of an array's name and length: which rows, None for all
+# of an array's name and length: which rows, None for all
+Rows = Callable[[str, int], "list[int] | None"]
 
 
 def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
-    """The arrays of a .npy, .npz or .safetensors file: the same `n` rows of each, drawn by seed, or all of them."""
+    """The arrays of a .npy, .npz or .safetensors file: the same `n` rows of each, drawn by seed, or
+    all of them.
+    """
     readers = {".npy": _read_npy, ".npz": _read_npz, ".safetensors": _read_safetensors}
     lengths: dict[str, int] = {}
 
@@ -45,16 +50,21 @@ def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
         raise
     except Exception as error:  # the readers below raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
-        raise DataError(f"{path} is damaged or not what its name says: {type(error).__name__}: {text}") from error
+        raise DataError(
+            f"{path} is damaged or not what its name says: {type(error).__name__}: {text}"
+        ) from error
     if not arrays:
         raise DataError(f"{path} holds no array; it needs at least one of inputs")
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{path} holds arrays of different length: {lengths}; each needs one row per input")
+        raise DataError(
+            f"{path} holds arrays of different length: {lengths}; each needs one row per input"
+        )
     return arrays
 
 
 def _read_npy(path: Path, rows: Rows) -> dict[str, Tensor]:
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # a size beyond the file's own is refused here
+    # a size beyond the file's own is refused here
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(mapped, np.ndarray):
         raise DataError(f"{path} is not a plain array")
     chosen = rows("", mapped.shape[0]) if mapped.ndim else None
@@ -66,7 +76,9 @@ def _read_npz(path: Path, rows: Rows) -> dict[str, Tensor]:
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
-                raise DataError(f"{path} holds {info.filename[:60]!r}, which is not an array; allowed are .npy members")
+                raise DataError(
+                    f"{path} holds {info.filename[:60]!r}, which is not an array; allowed are .npy members"
+                )
             with archive.open(info) as stream:
                 name = info.filename.removesuffix(".npy")
                 arrays[name] = _tensor(path, _stream_npy(path, name, stream, info.file_size, rows))  # type: ignore[arg-type]
@@ -76,9 +88,13 @@ def _read_npz(path: Path, rows: Rows) -> dict[str, Tensor]:
 def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) -> np.ndarray:
     """Rows of an array in a stream; the header must fit the size declared for the member."""
     version = npy.read_magic(stream)
-    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+    read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(
+        version
+    )
     if read_header is None:
-        raise DataError(f"{path}: version {version} of the array format is not known; allowed are 1.0 and 2.0")
+        raise DataError(
+            f"{path}: version {version} of the array format is not known; allowed are 1.0 and 2.0"
+        )
     shape, fortran, dtype = read_header(stream)
     if dtype.hasobject or dtype.kind not in _KINDS:
         raise DataError(f"{path} holds values of type {dtype}; allowed are numbers")
@@ -91,7 +107,9 @@ def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) 
         raise DataError(f"{path} declares an array of shape {shape}, more than the file holds")
     total = count * dtype.itemsize
     if total > _MOST_BYTES:
-        raise DataError(f"{path} holds {total:,} bytes of {name!r}, too many for .npz; save it as .npy")
+        raise DataError(
+            f"{path} holds {total:,} bytes of {name!r}, too many for .npz; save it as .npy"
+        )
     chosen = rows(name, shape[0]) if shape else None
     if chosen is None:
         return np.frombuffer(_exactly(path, stream, total), dtype=dtype).reshape(shape).copy()
@@ -100,7 +118,9 @@ def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) 
 
 
 def _chosen_rows(path: Path, stream: BinaryIO, chosen: Sequence[int], width: int) -> bytes:
-    """Rows of so many bytes in the order they are asked for; what lies between is read and dropped, bit by bit."""
+    """Rows of so many bytes in the order they are asked for; what lies between is read and dropped,
+    bit by bit.
+    """
     rows: dict[int, bytes] = {}
     place = 0
     for row in sorted(chosen):
@@ -126,7 +146,11 @@ def _read_safetensors(path: Path, rows: Rows) -> dict[str, Tensor]:
             part = file.get_slice(name)
             shape = part.get_shape()
             chosen = rows(name, shape[0]) if shape else None
-            arrays[name] = file.get_tensor(name) if chosen is None else torch.cat([part[i : i + 1] for i in chosen])
+            arrays[name] = (
+                file.get_tensor(name)
+                if chosen is None
+                else torch.cat([part[i : i + 1] for i in chosen])
+            )
     return arrays
 
 
@@ -137,7 +161,7 @@ def _tensor(path: Path, array: np.ndarray) -> Tensor:
         raise DataError(f"{path}: {error}") from error
 
 
-# ---- images -----------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------
 
 
 def read_image(path: Path) -> Tensor:
@@ -151,7 +175,9 @@ def read_image(path: Path) -> Tensor:
     if pixels.ndim == 2:
         pixels = pixels[None]
     if pixels.ndim != 3:
-        raise DataError(f"{path} holds an array of shape {tuple(pixels.shape)}, which is not an image")
+        raise DataError(
+            f"{path} holds an array of shape {tuple(pixels.shape)}, which is not an image"
+        )
     return pixels.float() if pixels.is_floating_point() else pixels.float() / 255
 
 
@@ -166,12 +192,18 @@ def _read_pnm(path: Path) -> Tensor:
                 break
             fields += line.split(b"#")[0].split()
         channels = {b"P5": 1, b"P6": 3}.get(fields[0] if fields else b"")
-        if channels is None or len(fields) != 4 or not all(f.isdigit() and len(f) < 8 for f in fields[1:]):
+        if (
+            channels is None
+            or len(fields) != 4
+            or not all(f.isdigit() and len(f) < 8 for f in fields[1:])
+        ):
             raise DataError(f"{path} is not a binary PGM or PPM image")
         width, height, top = (int(f) for f in fields[1:])
         count = width * height * channels
         if not 0 < count <= 3 * _MOST_PIXELS or not 0 < top < 256 or count > size - file.tell():
-            raise DataError(f"{path} declares {width} × {height} pixels up to {top}, more than the file holds")
+            raise DataError(
+                f"{path} declares {width} × {height} pixels up to {top}, more than the file holds"
+            )
         content = np.frombuffer(file.read(count), dtype=np.uint8)
     return torch.from_numpy(content.reshape(height, width, channels).transpose(2, 0, 1).copy())
 
@@ -189,9 +221,13 @@ def _read_with_pillow(path: Path) -> Tensor:
             with Image.open(path) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise DataError(f"{path} has {image.width} × {image.height} pixels, too many")
-                pixels: Any = np.array(image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB"))
+                pixels: Any = np.array(
+                    image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
+                )
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path} cannot be read as an image: {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as an image: {type(error).__name__}: {error}"
+        ) from error
     return torch.from_numpy(pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
 
-import subprune
+from subprune.cli.plugins import own_packages
 
 __all__ = ["cause", "in_own_code", "place"]
 
-_OURS = Path(subprune.__file__).parent
 _PYTHON = Path(sysconfig.get_path("stdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -40,15 +41,26 @@ def in_own_code(error: BaseException) -> bool:
     for file in reversed(files):
         if _is_theirs(file):
             return True
-        if Path(file).is_relative_to(_OURS):
+        if _is_ours(file):
             return False
     return False
 
 
 def _is_theirs(file: str) -> bool:
     path = Path(file)
-    known = path.is_relative_to(_OURS) or path.is_relative_to(_PYTHON)
+    known = _is_ours(file) or path.is_relative_to(_PYTHON)
     return not known and not _INSTALLED & set(path.parts) and not file.startswith("<")
+
+
+def _is_ours(file: str) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in _our_folders())
+
+
+@functools.cache
+def _our_folders() -> list[Path]:
+    """Where this project's packages lie, as far as they have been imported."""
+    modules = (sys.modules.get(name) for name in own_packages())
+    return [Path(m.__file__).parent for m in modules if m is not None and m.__file__]
 
 
 def _short(file: str) -> str:

@@ -1,4 +1,6 @@
-"""The data that a command is about: a built-in set, a file, a folder of images, or a Python callable."""
+"""The data that a command is about: a built-in set, a file, a folder of images, or a Python
+callable.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from torch import Tensor, nn
 from subprune.cli.arrays import IMAGES, read_arrays, read_image
 from subprune.cli.console import say
 from subprune.cli.models import call, find_callable
-from subprune.data import model_dtype
+from subprune.data.batches import model_dtype
+from subprune.data.samples import LABEL_KEYS
+from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.datasets import Images, calibration_batches, dataset_names, split_verification
-from subprune.experiments.datasets import load as load_dataset
-from subprune.record import record
-from subprune.samples import LABEL_KEYS
-from subprune.sources import draw
+from subprune.program.record import record
+from subprune.zoo.datasets import (
+    Images,
+    calibration_batches,
+    dataset_names,
+    split_verification,
+)
+from subprune.zoo.datasets import load as load_dataset
 
 __all__ = ["DataChoice", "load_data", "load_verification"]
 
@@ -50,7 +57,9 @@ class DataChoice:
         if abs(self.seed) >= 2**63:
             raise OptionError(f"--seed must fit into 64 bits, got {self.seed}")
         if self.resize is not None and not 1 <= self.resize <= 8192:
-            raise OptionError(f"--resize must be a number of pixels from 1 to 8192, got {self.resize}")
+            raise OptionError(
+                f"--resize must be a number of pixels from 1 to 8192, got {self.resize}"
+            )
 
 
 def load_data(choice: DataChoice) -> Any:
@@ -59,10 +68,14 @@ def load_data(choice: DataChoice) -> Any:
     if spec in dataset_names():
         _refuse_preparation(choice, "which comes prepared")
         images = load_dataset(spec, "train", choice.folder)
-        return calibration_batches(images, min(choice.n_samples or len(images), len(images)), choice.seed)
+        return calibration_batches(
+            images, min(choice.n_samples or len(images), len(images)), choice.seed
+        )
     if path.suffix in (".npy", ".npz", ".safetensors") and not path.is_dir():
         if not path.is_file():
-            raise DataError(f"{option} {spec!r} is not a file; check the path, it starts at {str(Path.cwd())!r}")
+            raise DataError(
+                f"{option} {spec!r} is not a file; check the path, it starts at {str(Path.cwd())!r}"
+            )
         return _from_arrays(path, choice)
     if path.is_dir():
         return _from_folder(path, choice)
@@ -76,20 +89,25 @@ def load_data(choice: DataChoice) -> Any:
 
 
 def _refuse_preparation(choice: DataChoice, why: str) -> None:
-    """Options that would be ignored silently are refused; with other data than --data they may be meant for that."""
+    """Options that would be ignored silently are refused; with other data than --data they may be
+    meant for that.
+    """
     given = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
     if given and choice.option == "--data":
-        raise OptionError(f"{' and '.join(given)} cannot be applied to --data {choice.spec}, {why}; omit it")
+        raise OptionError(
+            f"{' and '.join(given)} cannot be applied to --data {choice.spec}, {why}; omit it"
+        )
 
 
 def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
-    """All of the data that ``--verify`` names, and which images these are in words, empty for a user's own.
+    """All of the data that ``--verify-data`` names, and which images these are in words, empty for a
+    user's own.
 
-    Of a built-in set the test images; but where budgets are `measured` on them, which must not see test images,
-    up to 10,000 training images that ``--data`` does not calibrate on.
+    Of a built-in set the test images; but where budgets are `measured` on them, which must not see
+    test images, up to 10,000 training images that ``--data`` does not calibrate on.
     """
     if spec not in dataset_names():
-        return load_data(replace(choice, spec=spec, n_samples=None, option="--verify")), ""
+        return load_data(replace(choice, spec=spec, n_samples=None, option="--verify-data")), ""
     images = load_dataset(spec, "train" if measured else "test", choice.folder)
     words = f"{spec}'s test images"
     if measured:
@@ -99,7 +117,9 @@ def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[An
 
 
 def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
-    """Random images without those that ``--data`` draws, known by their pixels: the sample is a part of MNIST."""
+    """Random images without those that ``--data`` draws, known by their pixels: the sample is a
+    part of MNIST.
+    """
     used: set[bytes] = set()
     if choice.spec in dataset_names():
         source = load_dataset(choice.spec, "train", choice.folder)
@@ -110,20 +130,24 @@ def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
     free = [i for i in order if images.images[i].numpy().tobytes() not in used][:_VERIFICATION]
     if not free:
         raise OptionError(
-            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify "
+            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify-data "
             f"{images.name}, so none are left to measure budgets on; give fewer, or other data"
         )
     return images.subset(torch.tensor(free))
 
 
 def _from_arrays(path: Path, choice: DataChoice) -> Any:
-    """One array is the input; several are keyword arguments of the model; labels are known by their name."""
+    """One array is the input; several are keyword arguments of the model; labels are known by their
+    name.
+    """
     arrays = read_arrays(path, choice.n_samples, choice.seed)
     labels = next((arrays.pop(n) for n in LABEL_KEYS if n in arrays and len(arrays) > 1), None)
     sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
     if len(sizes) != 1 or sizes == {0}:
         shapes = {n: tuple(x.shape) for n, x in arrays.items()}
-        raise DataError(f"{path} holds arrays of different or no length: {shapes}; each needs one row per input")
+        raise DataError(
+            f"{path} holds arrays of different or no length: {shapes}; each needs one row per input"
+        )
     if labels is not None and (labels.ndim < 1 or {labels.shape[0]} != sizes):
         raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
     if len(arrays) > 1:
@@ -150,22 +174,30 @@ def _numbers(x: Tensor) -> Tensor:
 
 
 def _from_folder(path: Path, choice: DataChoice) -> Any:
-    """Images below a folder, drawn by seed; where all lie in subfolders, the sorted names of these are the classes."""
+    """Images below a folder, drawn by seed; where all lie in subfolders, the sorted names of these
+    are the classes.
+    """
     files = [
         file
         for file in sorted(path.rglob("*"))
         if file.suffix.lower() in IMAGES and file.is_file() and not file.name.startswith(".")
     ]
     if not files:
-        raise DataError(f"{choice.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}")
+        raise DataError(
+            f"{choice.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}"
+        )
     rows = draw(len(files), min(choice.n_samples or _MOST_FILES, _MOST_FILES), choice.seed)
     taken = files if rows is None else [files[i] for i in rows]
     inputs = _prepared(_images(path, taken, choice), choice)
-    names = [file.relative_to(path).parts[0] for file in files if len(file.relative_to(path).parts) > 1]
+    names = [
+        file.relative_to(path).parts[0] for file in files if len(file.relative_to(path).parts) > 1
+    ]
     classes = sorted(set(names))
     if len(names) < len(files) or len(classes) < 2:
         return inputs
-    if choice.model is not None and (outputs := _output_count(choice.model, inputs)) != len(classes):
+    if choice.model is not None and (outputs := _output_count(choice.model, inputs)) != len(
+        classes
+    ):
         choice.remark(
             f"the {len(classes)} folders in {path} are not used as labels, since the model has "
             f"{outputs or 'no'} outputs for each image"
@@ -192,8 +224,12 @@ def _images(path: Path, files: Sequence[Path], choice: DataChoice) -> Tensor:
         images.append(_resized(read_image(file)[None], choice)[0])
         shapes.setdefault(tuple(images[-1].shape), file.name)
     if len(shapes) > 1:
-        seen = ", ".join(f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3])
-        raise DataError(f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike")
+        seen = ", ".join(
+            f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3]
+        )
+        raise DataError(
+            f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike"
+        )
     return torch.stack(images)
 
 
@@ -222,7 +258,9 @@ def _prepared(x: Tensor, choice: DataChoice) -> Tensor:
     mean = _per_channel("--mean", choice.mean or "0", channels)
     std = _per_channel("--std", choice.std or "1", channels)
     if not x.is_floating_point() or x.ndim != 4:
-        raise OptionError(f"--mean and --std are for images; the data is {x.dtype} of shape {tuple(x.shape)}")
+        raise OptionError(
+            f"--mean and --std are for images; the data is {x.dtype} of shape {tuple(x.shape)}"
+        )
     if bool((std <= 0).any()):
         raise OptionError(f"--std must be positive, got {choice.std!r}")
     return (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
@@ -234,5 +272,7 @@ def _per_channel(option: str, text: str, channels: int) -> Tensor:
     except ValueError as error:
         raise OptionError(f"{option} must be numbers with commas between, got {text!r}") from error
     if len(values) not in (1, channels):
-        raise OptionError(f"{option} has {len(values)} numbers for {channels} channels; give 1 or {channels}")
+        raise OptionError(
+            f"{option} has {len(values)} numbers for {channels} channels; give 1 or {channels}"
+        )
     return torch.tensor(values)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from subprune.cli.console import out, print_json
-from subprune.demo import RATIOS, run_demo, table
+from subprune.cli.demonstration import RATIOS, run_demo, table
 from subprune.progress import progress_bar
 
 __all__ = ["register"]
@@ -21,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the pruned models and the reports.")] = Path("demo-output"),
+    output: Annotated[
+        Path, typer.Option(help="Folder for the pruned models and the reports.")
+    ] = Path("demo-output"),
     seed: Annotated[int, typer.Option(help="Which 512 images are drawn.")] = 42,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
@@ -32,4 +34,6 @@ def demo(
         print_json([vars(r) for r in rows])
         return
     Console(width=max(out.width, 100)).print(table(rows))
-    out.print(f"Models and reports are in [bold]{output}[/bold]; open [bold]{output / 'lenet-4x.html'}[/bold].")
+    out.print(
+        f"Models and reports are in [bold]{output}[/bold]; open [bold]{output / 'lenet-4x.html'}[/bold]."
+    )

@@ -12,9 +12,9 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.cli.models import load_model
 from subprune.errors import DataError, OptionError
-from subprune.export import Exported
-from subprune.export import export as run
-from subprune.files import write_atomic
+from subprune.io.export import Exported
+from subprune.io.export import export as run
+from subprune.io.files import write_atomic
 from subprune.report import Report
 
 __all__ = ["register"]
@@ -28,18 +28,27 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    saved: Annotated[Path, typer.Argument(metavar="MODEL.safetensors", help="A model that `subprune prune` saved.")],
+    saved: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL.safetensors", help="A model that `subprune prune` saved."),
+    ],
     model: o.Model,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file.")] = False,
-    torch_export: Annotated[bool, typer.Option("--torch-export", help="Write a torch.export file.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Folder [default: where the model is].")] = None,
+    torch_export: Annotated[
+        bool, typer.Option("--torch-export", help="Write a torch.export file.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder [default: where the model is].")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch."""
     if not onnx and not torch_export:
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
     if saved.suffix != ".safetensors":
-        raise DataError(f"{str(saved)!r} is not a .safetensors file; give one that `subprune prune` or save() wrote")
+        raise DataError(
+            f"{str(saved)!r} is not a .safetensors file; give one that `subprune prune` or save() wrote"
+        )
     small = load_model(model, saved)
     folder = output or saved.parent
     endings = ([".onnx"] if onnx else []) + ([".pt2"] if torch_export else [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import typer
 
@@ -10,8 +10,10 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json
 from subprune.cli.data import DataChoice, load_data
 from subprune.cli.models import load_model
-from subprune.data import batches
-from subprune.structure.inspect import inspect as look
+from subprune.data.batches import batches
+from subprune.inspection import Inspection
+from subprune.inspection import inspect as look
+from subprune.messages import FLAGS, spelled
 
 __all__ = ["register"]
 
@@ -38,9 +40,18 @@ def inspect(
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
     net = load_model(model, weights, trained=False)
     args, kwargs = batches(load_data(DataChoice(data, 2, 0, data_dir, resize)), net, 2)[0].inputs
-    seen = look(net, kwargs if kwargs and not args else args)
+    seen = _in_flags(look(net, kwargs if kwargs and not args else args))
     if json:
         print_json({"params": seen.params, "flops": seen.flops, "groups": [asdict(r) for r in seen],
                     "refused": seen.refused, "unused": seen.unused})  # fmt: skip
         return
     out.print(str(seen), highlight=False, markup=False, soft_wrap=True)
+
+
+def _in_flags(seen: Inspection) -> Inspection:
+    """Remarks name options as the command line does."""
+    rows = tuple(
+        replace(row, obstacles=tuple(spelled(text, FLAGS) for text in row.obstacles))
+        for row in seen.rows
+    )
+    return replace(seen, rows=rows)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from subprune.budget import RULES
+from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.console import out, print_json
 from subprune.methods import METHODS
 
@@ -25,22 +25,32 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=EXAMPLES)(methods)
 
 
-def methods(json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False) -> None:
+def methods(
+    json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
     """List the pruning methods and the budget rules."""
     if json:
         listed = [
-            {"name": name, "form": m.form, "needs_labels": m.needs_labels, "needs_train_data": m.needs_train_data,
-             "allocate": m.allocate, "what": m.summary}
+            {
+                "name": name,
+                "target": m.target.name,
+                "needs_labels": m.selector.needs_labels,
+                "needs_train_data": m.selector.needs_pool,
+                "allocate": m.allocate,
+                "what": m.summary,
+            }
             for name, m in METHODS.items()
-        ]  # fmt: skip
-        print_json({"methods": listed, "allocate": list(RULES)})
+        ]
+        print_json({"methods": listed, "allocate": list(ALLOCATORS)})
         return
-    table = Table("method", "statistics", "also needs", "what it does")
+    table = Table("method", "target", "also needs", "what it does")
     for name, m in METHODS.items():
-        needs = "--train-data" if m.needs_train_data else "labels" if m.needs_labels else "–"
-        table.add_row(name, m.form, needs, m.summary)
+        selector = m.selector
+        needs = "labels" if selector.needs_labels else "–"
+        needs = "--train-data" if selector.needs_pool else needs
+        table.add_row(name, m.target.name, needs, m.summary)
     out.print(table)
     rules = Table("allocate", "how the target is shared out over the layers")
-    for name, rule in RULES.items():
-        rules.add_row(name, (rule.__doc__ or "").strip().split("\n")[0])
+    for name, rule in ALLOCATORS.items():
+        rules.add_row(name, " ".join((rule.__doc__ or "").split()))
     out.print(rules)

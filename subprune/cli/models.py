@@ -1,4 +1,6 @@
-"""The model that a command is about: a built-in name or a Python callable, with weights from a file."""
+"""The model that a command is about: a built-in name or a Python callable, with weights from a
+file.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from torch import Tensor, nn
 
 from subprune.cli import blame
 from subprune.errors import DataError, OptionError, closest
-from subprune.experiments.models import build, model_names, shipped_lenet
-from subprune.experiments.weights import load_weights
-from subprune.storage import load
+from subprune.io.storage import load
+from subprune.zoo.models import build, model_names, shipped_lenet
+from subprune.zoo.weights import load_weights
 
 __all__ = ["find_callable", "load_model"]
 
@@ -31,11 +33,15 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
 def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Module:
-    """The model of ``--model`` with the weights of ``--weights``, in eval mode; random weights are not `trained`."""
+    """The model of ``--model`` with the weights of ``--weights``, in eval mode; random weights are
+    not `trained`.
+    """
     if ":" in spec:
         made = call(find_callable(spec, "--model"), spec, "--model")
         if not isinstance(made, nn.Module):
-            raise OptionError(f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module")
+            raise OptionError(
+                f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
+            )
         model = made
     elif spec == SHIPPED:
         model = shipped_lenet()[0]
@@ -56,19 +62,31 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
 
 
 def find_callable(spec: str, option: str) -> Any:
-    """What ``package.module:name`` or ``file.py:name`` stands for; the working folder can be imported from."""
+    """What ``package.module:name`` or ``file.py:name`` stands for; the working folder can be
+    imported from.
+    """
     place, _, name = spec.rpartition(":")
     if not place or not name.replace(".", "").isidentifier():
-        raise OptionError(f"{option} {spec!r} must look like package.module:callable or file.py:callable")
+        raise OptionError(
+            f"{option} {spec!r} must look like package.module:callable or file.py:callable"
+        )
     try:
         found: Any = _module(place)
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        names = [n for n in vars(found) if not n.startswith("_")] if isinstance(found, ModuleType) else []
-        raise OptionError(f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}") from error
+        names = (
+            [n for n in vars(found) if not n.startswith("_")]
+            if isinstance(found, ModuleType)
+            else []
+        )
+        raise OptionError(
+            f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}"
+        ) from error
     except _MISSING as error:
-        raise OptionError(f"{option} {spec}: {place} cannot be imported: {blame.cause(error)}") from error
+        raise OptionError(
+            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)}"
+        ) from error
     except (Exception, SystemExit) as error:
         raise OptionError(
             f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} ({blame.place(error)}); --debug shows "
@@ -115,7 +133,9 @@ def _with_weights(model: nn.Module, path: Path) -> nn.Module:
         load_weights(model, path)
         return model
     if path.suffix not in (".pt", ".pth", ".bin"):
-        raise DataError(f"--weights {path} ends in {path.suffix!r}; allowed are .safetensors, .pt, .pth and .bin")
+        raise DataError(
+            f"--weights {path} ends in {path.suffix!r}; allowed are .safetensors, .pt, .pth and .bin"
+        )
     _fill(model, _read_pickle(path), path)
     return model
 
@@ -125,15 +145,31 @@ def _saved_by_us(path: Path) -> bool:
         with safe_open(str(path), framework="pt") as file:
             return str((file.metadata() or {}).get("format", "")).startswith("subprune-")
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"--weights {path} is damaged or not a safetensors file: {error}") from error
+        raise DataError(
+            f"--weights {path} is damaged or not a safetensors file: {error}"
+        ) from error
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """Tensors of a checkpoint, read with ``weights_only=True``: no code in the file is run."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError, AttributeError, TypeError,
-            IndexError, ImportError, AssertionError, OverflowError, MemoryError, UnicodeError) as error:  # fmt: skip
+    except (
+        UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        KeyError,
+        OSError,
+        AttributeError,
+        TypeError,
+        IndexError,
+        ImportError,
+        AssertionError,
+        OverflowError,
+        MemoryError,
+        UnicodeError,
+    ) as error:
         raise DataError(
             f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save model.state_dict() alone, best "
             "as safetensors"
@@ -141,13 +177,19 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(x, Tensor) for x in content.values()):
+    if (
+        not isinstance(content, Mapping)
+        or not content
+        or not all(isinstance(x, Tensor) for x in content.values())
+    ):
         raise DataError(f"--weights {path} holds no dictionary of tensors; save model.state_dict()")
     return {str(k).removeprefix("module."): x for k, x in content.items()}
 
 
 def _cause(error: Exception) -> str:
-    """In one line without control characters; of PyTorch's long advice on pickles only what it found."""
+    """In one line without control characters; of PyTorch's long advice on pickles only what it
+    found.
+    """
     found = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
     if found:
         return f"it holds a pickled {found[1]}, and no code is run to read a file"

@@ -10,8 +10,8 @@ import typer
 from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.errors import DataError
+from subprune.io.storage import read_report
 from subprune.report import Report
-from subprune.storage import read_report
 
 __all__ = ["register"]
 
@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    source: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of `prune`, report.json, or a saved model.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A folder of `prune`, report.json, or a saved model."),
+    ],
     html: Annotated[Path | None, typer.Option(help="Write the HTML page here.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -46,7 +49,9 @@ def report(
 
 def _read(path: Path) -> Report:
     if not path.is_file():
-        raise DataError(f"there is no report at {str(path)!r}; give a folder that `subprune prune` wrote")
+        raise DataError(
+            f"there is no report at {str(path)!r}; give a folder that `subprune prune` wrote"
+        )
     if path.suffix == ".safetensors":
         return Report.from_json(read_report(path), path.name)
     if path.stat().st_size > _MOST_BYTES:

@@ -23,15 +23,21 @@ def decode(kind: type[T], value: Any, where: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
-        raise DataError(f"{where} has the unknown entry {_shown(unknown[0])}; it was not written by this version")
+        raise DataError(
+            f"{where} has the unknown entry {_shown(unknown[0])}; it was not written by this version"
+        )
     found = {name: _value(hints[name], x, f"{where}.{name}") for name, x in value.items()}
     needed = [
         f.name
         for f in fields.values()
-        if f.name not in found and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if f.name not in found
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
     ]
     if needed:
-        raise DataError(f"{where} lacks {', '.join(needed)}; it was not written by subprune, or is damaged")
+        raise DataError(
+            f"{where} lacks {', '.join(needed)}; it was not written by subprune, or is damaged"
+        )
     return kind(**found)
 
 
@@ -40,7 +46,9 @@ def _value(kind: Any, x: Any, where: str) -> Any:
     if kind is Any:
         return _plain(x, where)
     if origin in (typing.Union, types.UnionType):
-        return None if x is None else _value(next(k for k in inner if k is not type(None)), x, where)
+        return (
+            None if x is None else _value(next(k for k in inner if k is not type(None)), x, where)
+        )
     if dataclasses.is_dataclass(kind):
         return decode(typing.cast(type, kind), x, where)
     if origin is tuple:
@@ -66,7 +74,9 @@ def _tuple(inner: tuple[Any, ...], x: Any, where: str) -> tuple[Any, ...]:
         return tuple(_value(inner[0], v, f"{where}[{i}]") for i, v in enumerate(x))
     if len(x) != len(inner):
         raise DataError(f"{where} must have {len(inner)} entries, got {len(x)}")
-    return tuple(_value(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(inner, x, strict=True)))
+    return tuple(
+        _value(k, v, f"{where}[{i}]") for i, (k, v) in enumerate(zip(inner, x, strict=True))
+    )
 
 
 def _plain(x: Any, where: str, depth: int = 0) -> Any:

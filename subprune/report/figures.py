@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from subprune.compare import Comparison
 from subprune.errors import DataError
-from subprune.export import Exported
-from subprune.files import write_atomic
+from subprune.io.export import Exported
+from subprune.io.files import write_atomic
+from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
 
@@ -49,7 +49,8 @@ class Report:
 
     plan: Plan
     parameters: tuple[int, int]
-    flops: tuple[int, int]  # for one input: of a call on the first calibration batch, over its inputs
+    # for one input: of a call on the first calibration batch, over its inputs
+    flops: tuple[int, int]
     samples: int
     seconds: float  # of the whole call of `prune`
     fitted: Comparison = NOTHING  # on the calibration inputs, which the weights were fitted to
@@ -59,11 +60,13 @@ class Report:
     accuracy: tuple[float, float] | None = None  # on labelled data, before and after
     accuracy_on: str = ""  # which data
     latency: tuple[float, float] | None = None  # seconds per call, median, before and after
-    latency_spread: tuple[tuple[float, float], tuple[float, float]] | None = None  # quartiles, before and after
+    # quartiles, before and after
+    latency_spread: tuple[tuple[float, float], tuple[float, float]] | None = None
     latency_inputs: int = 0  # inputs in such a call
     latency_calls: int = 0  # timed calls of each model
     latency_threads: int = 0  # threads that PyTorch could use
-    parts: dict[str, float] = field(default_factory=dict)  # what `seconds` were spent on; they add up to it
+    # what `seconds` were spent on; they add up to it
+    parts: dict[str, float] = field(default_factory=dict)
     model: str = ""  # class of the model
     layers: tuple[Layer, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()

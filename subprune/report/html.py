@@ -8,12 +8,20 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from subprune.plan import unprovable
 from subprune.report.svg import curve, network
-from subprune.report.terminal import error_left, faster, measured, milliseconds, percent, spent, timed, weight_growth
+from subprune.report.terminal import (
+    error_left,
+    faster,
+    measured,
+    milliseconds,
+    percent,
+    spent,
+    timed,
+    weight_growth,
+)
 
 if TYPE_CHECKING:
-    from subprune.compare import Comparison
+    from subprune.measure.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
@@ -25,7 +33,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def page(report: Report) -> str:
     """The whole page."""
     assets = files("subprune.report")
-    css, js = (assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    css, js = (
+        assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
+    )
     name = e(report.model or "model")
     sections = (_head, _figures, _network, _groups, _curves, _guarantees, _exports, _skipped, _how)
     body = "".join(section(report) for section in sections)
@@ -38,9 +48,13 @@ def page(report: Report) -> str:
 
 
 def fragment(report: Report) -> str:
-    """For a notebook: the table without its bars, whose style sheet is not there, and the lines of the terminal."""
+    """For a notebook: the table without its bars, whose style sheet is not there, and the lines of
+    the terminal.
+    """
     rows = [row[:5] + row[6:] for row in _group_rows(report.plan.groups)]
-    lines = [f"{name}: {text}" for name, text in measured(report)] + [f"note: {note}" for note in report.notes]
+    lines = [f"{name}: {text}" for name, text in measured(report)] + [
+        f"note: {note}" for note in report.notes
+    ]
     table = html_table(_GROUP_HEAD[:5] + _GROUP_HEAD[6:], rows, numbers=(2, 3, 4, 5))
     return f"<p>{e(report.summary())}</p>{table}<p>{'<br>'.join(map(e, lines))}</p>"
 
@@ -50,7 +64,9 @@ def e(text: object) -> str:
     return html.escape(str(text))
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+def html_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
+) -> str:
     """Cells are HTML already."""
     mark = ['class="n"' if i in numbers else "" for i in range(len(head))]
     top = "".join(f"<th {m}>{e(h)}</th>" for m, h in zip(mark, head, strict=True))
@@ -60,10 +76,13 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequ
 
 def _head(r: Report) -> str:
     target = next(
-        (f"{k} = {_plain(r.plan.options[k])}" for k in ("compression", "speedup", "params", "flops", "latency", "keep")
-         if r.plan.options.get(k) is not None),
+        (
+            f"{k} = {_plain(r.plan.options[k])}"
+            for k in ("compression", "speedup", "params", "flops", "latency", "keep")
+            if r.plan.options.get(k) is not None
+        ),
         "given budgets",
-    )  # fmt: skip
+    )
     words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
     if r.parts:
         words += f" ({spent(r)})"
@@ -89,7 +108,9 @@ def _figures(r: Report) -> str:
         a, b = r.accuracy
         shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
     shown += _compared(r)
-    cells = "".join(f'<div class="figure"><b>{e(b)}</b><span>{e(text)}</span></div>' for b, text in shown)
+    cells = "".join(
+        f'<div class="figure"><b>{e(b)}</b><span>{e(text)}</span></div>' for b, text in shown
+    )
     return f'<div class="figures">{cells}</div>'
 
 
@@ -98,13 +119,20 @@ def _compared(r: Report) -> list[tuple[str, str]]:
     shown, fitted = r.compared, r.fitted
     figures: list[tuple[Callable[[Comparison], str], str]] = []
     if not math.isnan(shown.agreement):
-        figures.append((lambda c: percent(c.agreement, 1), f"of {shown.kind}s: same answer as before"))
+        figures.append(
+            (lambda c: percent(c.agreement, 1), f"of {shown.kind}s: same answer as before")
+        )
     if shown.kind and not math.isnan(shown.output_change):
-        figures.append((lambda c: percent(c.output_change), "change of the outputs (squared, relative)"))
+        figures.append(
+            (lambda c: percent(c.output_change), "change of the outputs (squared, relative)")
+        )
     elif not math.isnan(shown.output_change):
         figures.append((lambda c: percent(c.relative_error), "relative output error"))
     if r.held_out is None:
-        return [(f(shown), f"{text}, on the calibration data itself, which flatters") for f, text in figures]
+        return [
+            (f(shown), f"{text}, on the calibration data itself, which flatters")
+            for f, text in figures
+        ]
     where = f"on {shown.inputs:,} held-out inputs"
     return [(f(shown), f"{text}, {where}; on fitted inputs: {f(fitted)}") for f, text in figures]
 
@@ -170,7 +198,11 @@ def _curves(r: Report) -> str:
         drawing = curve(g)
         if drawing:
             k = len(g.kept)
-            left = "whole" if k == g.units else f"{percent(g.errors[k]) if k < len(g.errors) else '–'} left"
+            left = (
+                "whole"
+                if k == g.units
+                else f"{percent(g.errors[k]) if k < len(g.errors) else '–'} left"
+            )
             said = f"{k} of {g.units} kept: {left}"
             cards.append(
                 f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(said)}</p>{drawing}</div>'
@@ -181,13 +213,15 @@ def _curves(r: Report) -> str:
         "For every number of units: the error that the greedy choice of so many leaves, with a plain fit and on the "
         "inputs it was fitted to. The dashed line is the choice."
     )
-    return f'<h2>Error curves</h2><p class="soft">{text}</p><div class="curves">{"".join(cards)}</div>'
+    return (
+        f'<h2>Error curves</h2><p class="soft">{text}</p><div class="curves">{"".join(cards)}</div>'
+    )
 
 
 def _guarantees(r: Report) -> str:
     if not r.guarantees:
         why = (
-            unprovable(r.plan.method, r.plan.options)
+            r.plan.unbounded
             or "They were not computed: --guarantees on the command line adds them."
         )
         return f'<h2>Guarantees</h2><p class="soft">{e(why)}</p>'
@@ -235,21 +269,9 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def _how(r: Report) -> str:
-    command = r.command or f"subprune.prune(model, data, {_call(r)})"
     versions = ", ".join(f"{k} {v}" for k, v in r.versions.items())
     data = f"Data fingerprint {e(r.plan.data)}. " if r.plan.data else ""
     return (
-        f'<h2>Make it again</h2><div class="card"><pre id="command">{e(command)}</pre>'
+        f'<h2>Make it again</h2><div class="card"><pre id="command">{e(r.command)}</pre>'
         f'<button data-copy="command">copy</button></div><p class="soft">{data}{e(versions)}</p>'
     )
-
-
-def _call(r: Report) -> str:
-    """The options that differ from the defaults, as Python."""
-    usual = {"reweight": True, "patches": "all", "batchnorm": "keep", "round_to": 1, "n_samples": 512, "seed": 0}
-    target_decides = any(r.plan.options.get(k) is not None for k in ("keep", "budgets"))
-    given = {
-        k: v for k, v in r.plan.options.items()
-        if v is not None and usual.get(k) != v and not (k == "allocate" and target_decides)
-    }  # fmt: skip
-    return ", ".join(f"{k}={v!r}" for k, v in given.items())

@@ -32,7 +32,9 @@ def network(layers: Sequence[Layer]) -> str:
         parts.append(_bar("before", top, full))
         parts.append(_bar("after", top, left))
         name = html.escape(_short(layer.name, 34))
-        change = f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"
+        change = (
+            f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"
+        )
         parts.append(f'<text class="name" x="{_LEFT}" y="{top - 3}">{name}</text>')
         parts.append(f'<text x="{_LEFT + _WIDE}" y="{top - 3}" text-anchor="end">{change}</text>')
         title = html.escape(f"{layer.name} ({layer.kind}): {layer.before} → {layer.after}")
@@ -67,12 +69,16 @@ def _short(name: str, most: int) -> str:
 
 
 def curve(group: GroupPlan) -> str:
-    """The error left for every number of units, on a logarithmic scale, with the chosen number marked."""
+    """The error left for every number of units, on a logarithmic scale, with the chosen number
+    marked.
+    """
     x0, x1, y0, y1 = _FRAME
     errors = [(k, e) for k, e in enumerate(group.errors) if math.isfinite(e)]
     if len(errors) < 2 or group.units < 1:
         return ""
-    least = 10.0 ** math.floor(math.log10(max(1e-6, min((e for _, e in errors if e > 0), default=1e-3))))
+    least = 10.0 ** math.floor(
+        math.log10(max(1e-6, min((e for _, e in errors if e > 0), default=1e-3)))
+    )
     least = min(least, 0.1)
     step = max(1, len(errors) // _MOST_POINTS)
     shown = [p for i, p in enumerate(errors) if i % step == 0 or i == len(errors) - 1]
@@ -87,13 +93,22 @@ def curve(group: GroupPlan) -> str:
     parts = [f'<path class="axis" d="M{x0},{y0}V{y1}H{x1}"/>']
     for power in range(0, round(math.log10(least)) - 1, -1 if least >= 1e-3 else -2):
         y = place(0, 10.0**power)[1]
-        parts.append(f'<text x="{x0 - 4}" y="{y + 4:.1f}" text-anchor="end">{_percent(power)}</text>')
+        parts.append(
+            f'<text x="{x0 - 4}" y="{y + 4:.1f}" text-anchor="end">{_percent(power)}</text>'
+        )
         parts.append(f'<path class="axis" d="M{x0},{y:.1f}H{x1}" opacity=".5"/>')
     parts.append(f'<polyline class="path" points="{line}"/>')
     parts.append(f'<line class="chosen" x1="{at[0]:.1f}" x2="{at[0]:.1f}" y1="{y0}" y2="{y1}"/>')
-    parts.append(f'<circle class="dot" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4"/><circle class="probe" r="4"/>')
-    parts += [f'<text x="{x0}" y="130">0</text>', f'<text x="{x1}" y="130" text-anchor="end">{group.units}</text>']
-    data = html.escape(json.dumps([[k, float(f"{e:.3g}")] for k, e in shown], separators=(",", ":")))
+    parts.append(
+        f'<circle class="dot" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4"/><circle class="probe" r="4"/>'
+    )
+    parts += [
+        f'<text x="{x0}" y="130">0</text>',
+        f'<text x="{x1}" y="130" text-anchor="end">{group.units}</text>',
+    ]
+    data = html.escape(
+        json.dumps([[k, float(f"{e:.3g}")] for k, e in shown], separators=(",", ":"))
+    )
     frame = f"{x0},{x1},{y0},{y1},{least}"
     return (
         f'<svg viewBox="0 0 260 134" role="img" aria-label="error curve of {html.escape(group.name)}" '

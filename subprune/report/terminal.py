@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from subprune.compare import Comparison
+    from subprune.measure.compare import Comparison
     from subprune.plan import GroupPlan
     from subprune.report.figures import Report
 
@@ -103,13 +103,27 @@ def spent(report: Report) -> str:
 def report_table(report: Report) -> Table:
     """Kept units, group by group."""
     table = Table(title=escape(report.summary()), title_justify="left")
-    for name, justify in (("group", "left"), ("kind", "left"), ("units", "right"), ("kept", "right"),
-                          ("error left (fitted)", "right"),
-                          ("weights", "right"), ("read by", "left")):  # fmt: skip
+    for name, justify in (
+        ("group", "left"),
+        ("kind", "left"),
+        ("units", "right"),
+        ("kept", "right"),
+        ("error left (fitted)", "right"),
+        ("weights", "right"),
+        ("read by", "left"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for g in report.plan.groups:
         readers = escape(", ".join(g.consumers))
-        table.add_row(escape(g.name), g.kind, str(g.units), str(len(g.kept)), error_left(g), weight_growth(g), readers)
+        table.add_row(
+            escape(g.name),
+            g.kind,
+            str(g.units),
+            str(len(g.kept)),
+            error_left(g),
+            weight_growth(g),
+            readers,
+        )
     return table
 
 
@@ -133,9 +147,15 @@ def comparisons(report: Report) -> list[tuple[str, str, str]]:
     elif not math.isnan(shown.output_change):
         figures.append(("relative output error", lambda c: percent(c.relative_error)))
     if report.held_out is None:
-        return [(name, words(shown), "on the calibration data itself, which flatters") for name, words in figures]
+        return [
+            (name, words(shown), "on the calibration data itself, which flatters")
+            for name, words in figures
+        ]
     where = f"on {shown.inputs:,} held-out input{'' if shown.inputs == 1 else 's'}"
-    return [(name, words(shown), f"{where}; on fitted inputs: {words(fitted)}") for name, words in figures]
+    return [
+        (name, words(shown), f"{where}; on fitted inputs: {words(fitted)}")
+        for name, words in figures
+    ]
 
 
 def measured(report: Report) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
-"""Finding what can be pruned: see `labels` for the idea, `find` for the result."""
+"""Finding what can be pruned: see `labels` for the idea, `analysis` for the result."""
 
+from subprune.structure.analysis import analyse, find_groups
 from subprune.structure.cost import CostModel, predict
-from subprune.structure.find import analyse, find_groups
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Structure
 
 __all__ = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from subprune.program import Program
+from subprune.program.ops import belongs
+from subprune.program.program import Program
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
 from subprune.structure.labels import Dim, Ids
@@ -19,13 +20,21 @@ SlotKey = tuple[str, int]  # parameter or buffer, dimension
 
 def owner(tensor: str) -> str:
     """The module that holds a parameter; of a reparametrised one, the layer itself."""
-    return tensor.partition(".parametrizations.")[0] if ".parametrizations." in tensor else tensor.rpartition(".")[0]
+    return (
+        tensor.partition(".parametrizations.")[0]
+        if ".parametrizations." in tensor
+        else tensor.rpartition(".")[0]
+    )
 
 
 def layer(program: Program, tensor: str, op: int) -> str:
     """The layer that uses a weight: of a tied one, the one that was running."""
     module = program.ops[op].module
-    return module if any(owner(a) == module for a, b in program.aliases.items() if b == tensor) else owner(tensor)
+    return (
+        module
+        if any(owner(a) == module for a, b in program.aliases.items() if b == tensor)
+        else owner(tensor)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +65,14 @@ class Labelled:
 class Builder:
     """Collects the pieces of each group."""
 
-    def __init__(self, labelled: Labelled, producers: dict[SlotKey, int], consumers: dict[SlotKey, list[Use]]) -> None:
+    def __init__(
+        self, labelled: Labelled, producers: dict[SlotKey, int], consumers: dict[SlotKey, list[Use]]
+    ) -> None:
         self.labelled, self.flow = labelled, labelled.flow
         self.root, self.frozen, self.label = labelled.root, labelled.frozen, labelled.label
         self.producers, self.consumers = producers, consumers
-        self.unit = np.full(self.flow.space.size, -1, dtype=np.int64)  # component → unit within its group
+        # component → unit within its group
+        self.unit = np.full(self.flow.space.size, -1, dtype=np.int64)
         self.names: dict[int, tuple[str, int]] = {}  # label → name and size of the group
         self.members: dict[int, list[SlotKey]] = defaultdict(list)
         for key, ids in self.flow.slots.items():
@@ -71,7 +83,9 @@ class Builder:
             for dim, found in reduction.dims:
                 for g in labelled.groups_of(found[0]):
                     self.narrow[g].append((reduction.op, reduction.value, dim, self.root[found[0]]))
-        self.heads = {int(x) for ids in self.flow.space.batch for x in np.unique(self.label[self.root[ids]])}
+        self.heads = {
+            int(x) for ids in self.flow.space.batch for x in np.unique(self.label[self.root[ids]])
+        }
         self.uses = Counter(u.weight for u in self.flow.uses)
         self.readers = Counter(v for op in self.flow.program.ops for v in op.inputs)
         self.tied = set(self.flow.program.aliases.values())
@@ -99,7 +113,9 @@ class Builder:
         parts = []
         for g in np.unique(self.label[mine]).tolist():
             name, count = self.names[g]
-            parts.append((name, np.bincount(self.unit[mine[self.label[mine] == g]], minlength=count)))
+            parts.append(
+                (name, np.bincount(self.unit[mine[self.label[mine] == g]], minlength=count))
+            )
         return Span(ids.size - mine.size, tuple(parts))
 
     def _group(self, g: int, first: int, made: list[SlotKey], taken: set[str]) -> Group:
@@ -107,17 +123,34 @@ class Builder:
         slots = tuple(self._slot(g, key) for key in self.members[g])
         uses = [u for key in self.members[g] for u in self.consumers.get(key, ())]
         consumers = tuple(self._consumer(g, u) for u in sorted(uses, key=lambda u: u.op))
-        producers = tuple(dict.fromkeys(layer(self.flow.program, k[0], self.producers[k]) for k in made))
+        producers = tuple(
+            dict.fromkeys(layer(self.flow.program, k[0], self.producers[k]) for k in made)
+        )
         readers = {c.name for c in consumers}
         others = dict.fromkeys(owner(s.tensor) for s in slots)
         followers = tuple(m for m in others if m not in producers and m not in readers)
         kind = self._kind(g, made, consumers)
-        narrowings = tuple(Narrowing(o, v, d, self._units(g, live)) for o, v, d, live in self.narrow.get(g, ()))
+        narrowings = tuple(
+            Narrowing(o, v, d, self._units(g, live)) for o, v, d, live in self.narrow.get(g, ())
+        )
         name = _name(producers, taken)
-        return Group(name, kind, count, slots, producers, followers, consumers, narrowings, first, self.flow.program)
+        return Group(
+            name=name,
+            kind=kind,
+            n_units=count,
+            slots=slots,
+            producers=producers,
+            followers=followers,
+            consumers=consumers,
+            narrowings=narrowings,
+            first_op=first,
+            program=self.flow.program,
+        )
 
     def _number(self, g: int, made: list[SlotKey]) -> int:
-        """Number the units in the order they are first made, so that unit i of a plain layer is channel i."""
+        """Number the units in the order they are first made, so that unit i of a plain layer is
+        channel i.
+        """
         count = 0
         for key in made:
             live = self.root[self.flow.slots[key]]
@@ -133,14 +166,21 @@ class Builder:
         return np.where((self.label[live] == g) & ~self.frozen[live], self.unit[live], -1)
 
     def _slot(self, g: int, key: SlotKey) -> Slot:
-        role = "producer" if key in self.producers else "consumer" if key in self.consumers else "follower"
+        role = (
+            "producer"
+            if key in self.producers
+            else "consumer"
+            if key in self.consumers
+            else "follower"
+        )
         return Slot(key[0], key[1], self._units(g, self.root[self.flow.slots[key]]), role)
 
     def _consumer(self, g: int, use: Use) -> Consumer:
         units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
-        op = self.flow.program.ops[use.op]
-        groups = int(op.args[8]) if use.kind.startswith("conv") else 1
-        return Consumer(layer(self.flow.program, use.weight, use.op), use, units, groups, self._obstacle(use))
+        if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
+            units = units[: units.size // use.groups]
+        name = layer(self.flow.program, use.weight, use.op)
+        return Consumer(name, use, units, self._obstacle(use))
 
     def _obstacle(self, use: Use) -> str:
         """Why least squares cannot rewrite the weight; empty if it can."""
@@ -152,8 +192,6 @@ class Builder:
             return f"{use.weight} is read by other operations too"
         if use.weight in self.tied:
             return f"{use.weight} is tied to another parameter"
-        if use.kind == "conv-transpose":
-            return "least squares is not set up for transposed convolutions"
         return ""
 
     def _kind(self, g: int, made: list[SlotKey], consumers: tuple[Consumer, ...]) -> str:
@@ -161,7 +199,9 @@ class Builder:
             return "head"
         if self._is_stream(g, made, consumers):
             return "stream"
-        if any(len(self.flow.program.values[self.flow.program.tensors[k[0]]].shape) > 2 for k in made):
+        if any(
+            len(self.flow.program.values[self.flow.program.tensors[k[0]]].shape) > 2 for k in made
+        ):
             return "channel"
         return "neuron"
 
@@ -175,7 +215,11 @@ class Builder:
         back: set[int] = set()  # of these, the ones that carry units of the group again
         for op in self.flow.program.ops[min(starts) :]:
             returned = any(v in back for v in op.inputs)
-            others = [v for v in op.inputs if v not in back] if returned and op.kind in ("add", "sub") else []
+            others = (
+                [v for v in op.inputs if v not in back]
+                if returned and belongs(op, "sum of two")
+                else []
+            )
             if any(self.labelled.carries(v, g) for v in others):
                 return True
             hit = op.index in starts or any(v in reached for v in op.inputs)

@@ -31,7 +31,8 @@ def components(n: int, pairs: Sequence[tuple[Ids, Ids]], known: Ids | None = Non
             return parent
         a, b = np.minimum(a, b)[open_], np.maximum(a, b)[open_]
         np.minimum.at(parent, b, a)
-        while True:  # shorten the chains among the roots that moved, then let everything follow once
+        # shorten the chains among the roots that moved, then let everything follow once
+        while True:
             target = parent[b]
             further = parent[target]
             if np.array_equal(further, target):

@@ -29,7 +29,9 @@ class _Products:
             merged[key] = merged.get(key, 0) + factor
         width = max((len(k) for k in merged), default=0)
         # Length 0 is the constant one; it fills short products up.
-        self.index = np.array([[0] * (width - len(k)) + list(k) for k in merged], dtype=np.int64).reshape(-1, width)
+        self.index = np.array(
+            [[0] * (width - len(k)) + list(k) for k in merged], dtype=np.int64
+        ).reshape(-1, width)
         self.factors = np.array(list(merged.values()), dtype=np.int64)
 
     def total(self, lengths: Ints, some: Any = slice(None)) -> Ints:
@@ -37,7 +39,9 @@ class _Products:
         return (lengths[..., self.index[some]].prod(axis=-1) * self.factors[some]).sum(axis=-1)
 
     def slopes(self, lengths: Ints, spans: NDArray[np.bool_], some: NDArray[np.bool_]) -> Ints:
-        """How much the total grows with each length [n] that is the only one of `spans` in its product."""
+        """How much the total grows with each length [n] that is the only one of `spans` in its
+        product.
+        """
         index = self.index[some]
         rest = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
         grown = np.zeros(lengths.size, dtype=np.int64)
@@ -74,7 +78,7 @@ class CostModel:
                 else:
                     self._uneven.setdefault(name, []).append((i, sizes))
 
-    # ---- numbers of units --------------------------------------------------------------------------
+    # ---- numbers of units ------------------------------------------------------------------------
 
     def params(self, counts: Counts) -> int:
         """Parameters left if each named group keeps so many units."""
@@ -85,7 +89,8 @@ class CostModel:
         return int(self._products["flops"].total(self._lengths(counts)))
 
     def at_most(self, quantity: str, counts: Counts) -> int:
-        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever they are.
+        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
+        they are.
 
         Exact for uniform groups; where units differ in size, as if the dearest were kept.
         """
@@ -98,7 +103,8 @@ class CostModel:
             for i, sizes in self._uneven[name]:
                 spans[i] = True
                 longest[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
-        single = spans[products.index].sum(axis=1) == 1  # products that are linear in the kept units
+        # products that are linear in the kept units
+        single = spans[products.index].sum(axis=1) == 1
         total = products.total(longest, ~single) + products.total(base, single)
         weights = products.slopes(longest, spans, single)
         for name in uneven:
@@ -107,7 +113,9 @@ class CostModel:
         return int(total)
 
     def many(self, counts: Ints) -> tuple[Ints, Ints]:
-        """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of `names`."""
+        """Parameters and FLOPs for many budgets at once: counts [n, groups], in the order of
+        `names`.
+        """
         if self._uneven:
             self._refuse(next(iter(self._uneven)))
         lengths = self._fixed + np.asarray(counts, dtype=np.int64) @ self._per_unit.T
@@ -117,7 +125,7 @@ class CostModel:
         """Whether all units of the group cost the same, so that their number says it all."""
         return self._check(name) not in self._uneven
 
-    # ---- units themselves --------------------------------------------------------------------------
+    # ---- units themselves ------------------------------------------------------------------------
 
     def params_of(self, kept: Kept) -> int:
         """Parameters left if each named group keeps these units."""
@@ -138,9 +146,11 @@ class CostModel:
         p, f = self._products["params"], self._products["flops"]
         return p.total(full) - p.total(lengths), f.total(full) - f.total(lengths)
 
-    # ---- inside ------------------------------------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------------------------
 
-    def _tensor_terms(self, model: nn.Module, structure: Structure) -> list[tuple[int, tuple[int, ...]]]:
+    def _tensor_terms(
+        self, model: nn.Module, structure: Structure
+    ) -> list[tuple[int, tuple[int, ...]]]:
         spans: dict[tuple[str, int], list[tuple[str, Units]]] = {}
         for group in structure.groups:
             for slot in group.slots:
@@ -173,7 +183,9 @@ class CostModel:
                 self._refuse(name)
             column = self._column.get(name)
             if column is None or not 0 <= k <= self._full[column]:
-                raise BudgetError(f"group {self._check(name)!r} has {self.groups[name].n_units} units, cannot keep {k}")
+                raise BudgetError(
+                    f"group {self._check(name)!r} has {self.groups[name].n_units} units, cannot keep {k}"
+                )
             left[column] = k
         lengths = self._fixed + self._per_unit @ left
         for name, spans in self._uneven.items():
@@ -198,16 +210,23 @@ class CostModel:
     def _check(self, name: str) -> str:
         if name not in self.groups:
             hint = closest(name, self.names)
-            raise BudgetError(f"there is no group {name!r}; {hint}the groups are {', '.join(self.names)}")
+            raise BudgetError(
+                f"there is no group {name!r}; {hint}the groups are {', '.join(self.names)}"
+            )
         return name
 
 
-def predict(model: nn.Module, structure: Structure, kept: Mapping[str, int | Sequence[int]]) -> tuple[int, int]:
-    """Parameters and FLOPs after a cut; `kept` gives a number of units, or the units, for each group."""
+def predict(
+    model: nn.Module, structure: Structure, kept: Mapping[str, int | Sequence[int]]
+) -> tuple[int, int]:
+    """Parameters and FLOPs after a cut; `kept` gives a number of units, or the units, for each
+    group.
+    """
     cost = CostModel(model, structure)
     chosen: dict[str, Sequence[int]] = {}
     for name, k in kept.items():
         if isinstance(k, int) and not cost.uniform(name):
             cost._refuse(name)
-        chosen[name] = range(k) if isinstance(k, int) else k  # any k units cost the same in a uniform group
+        # any k units cost the same in a uniform group
+        chosen[name] = range(k) if isinstance(k, int) else k
     return cost.params_of(chosen), cost.flops_of(chosen)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from subprune.record import Op, Program, Ref
+from subprune.program.ops import Product
+from subprune.program.program import Op, Program, Ref
 from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
 
-__all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "arg", "part_of", "ref", "rule", "take"]
+__all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "part_of", "ref", "rule", "take"]
 
 _PARAMETRISED = ".parametrizations."
 Rule = Callable[["Flow", Op], None]
@@ -32,19 +33,32 @@ def rule(*kinds: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Use:
-    """A weight parameter multiplies an activation: the activation's dimension is read, a new one made."""
+    """A weight parameter multiplies an activation: the activation's dimension is read, a new one
+    made.
+    """
 
     op: int
+    product: Product  # the operation's entry in the table
     weight: str
+    weight_value: int  # value id of what is multiplied, the parameter or a view of it
+    order: tuple[int, ...]  # dimension of the parameter that each dimension of that value is
     bias: str | None
     input: int  # value id of the activation
     output: int  # value id of the result
-    in_dim: int  # dimension of the weight that is summed over
-    out_dim: int
-    kind: str  # "linear", "conv", "conv-transpose", "depthwise"
-    weight_value: int = -1
+    groups: int = 1  # of a grouped convolution
+    depthwise: bool = False  # every channel has filters of its own: nothing is summed over channels
+
+    @property
+    def in_dim(self) -> int:
+        """Dimension of the parameter that is summed over."""
+        return self.order[self.product.summed]
+
+    @property
+    def out_dim(self) -> int:
+        """Dimension of the parameter that becomes the output's."""
+        return self.order[self.product.made]
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,7 @@ class Flow:
             for dim in self.dims(vid):
                 self.space.freeze(dim, f"is part of the model's output {i}")
 
-    # ---- helpers for rules -------------------------------------------------------------------------
+    # ---- helpers for rules -----------------------------------------------------------------------
 
     def shape(self, vid: int) -> tuple[int, ...]:
         return self.program.values[vid].shape
@@ -171,7 +185,12 @@ class Flow:
             length = parts[0][1] - parts[0][0]
             expected = [(i * length, (i + 1) * length) for i in range(len(parts))]
             label = self.dims(vid)[dim]
-            if not label or len(parts) < 2 or parts != expected or parts[-1][1] != self.shape(vid)[dim]:
+            if (
+                not label
+                or len(parts) < 2
+                or parts != expected
+                or parts[-1][1] != self.shape(vid)[dim]
+            ):
                 continue
             rows = label[0].reshape(len(parts), length)
             self.space.tie(rows[1:], rows[:1])
@@ -185,13 +204,6 @@ def part_of(origin: Origin, dims: Sequence[int]) -> Origin:
 def ref(x: Any) -> int | None:
     """Value id of an argument, None if it is not a tensor."""
     return x.id if isinstance(x, Ref) else None
-
-
-def arg(op: Op, position: int, name: str, default: Any = None) -> Any:
-    """An argument given by position or by name."""
-    if len(op.args) > position:
-        return op.args[position]
-    return op.kwargs.get(name, default)
 
 
 def take(dim: Dim | None, index: Any) -> Dim | None:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
-from subprune.record import Program
+from subprune.messages import Message
+from subprune.program.program import Program
 from subprune.structure.flow import Use
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
@@ -34,13 +35,22 @@ class Consumer:
 
     name: str  # module
     use: Use
-    columns: Units  # unit of each position of the weight's input dimension, -1: not of this group
-    groups: int = 1  # of a grouped convolution
+    # unit of each input of one of its groups, [inputs / groups]; -1: not of this group
+    columns: Units
     obstacle: str = ""  # why it cannot be reweighted, empty if it can
 
     @property
     def reweightable(self) -> bool:
         return not self.obstacle
+
+    @property
+    def groups(self) -> int:
+        """Groups of a grouped convolution, all of which read the same units; 1 otherwise."""
+        return self.use.groups
+
+    def units_of(self, count: int) -> Units:
+        """Unit of each of `count` inputs: the columns, once for every group among them."""
+        return np.tile(self.columns, count // max(1, self.columns.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +63,7 @@ class Narrowing:
     units: Units  # unit of each position of that dimension, -1: stays
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
     """Units that are cut together everywhere they appear."""
 
@@ -66,7 +76,7 @@ class Group:
     consumers: tuple[Consumer, ...]
     narrowings: tuple[Narrowing, ...] = ()
     first_op: int = 0
-    program: Program | None = field(default=None, repr=False)  # the record that the group was found in
+    program: Program = field(repr=False)  # the record that the group was found in
 
     @property
     def reweightable(self) -> tuple[Consumer, ...]:
@@ -76,7 +86,11 @@ class Group:
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
         """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
-        whole = {frozenset(np.unique(s.units).tolist()) for s in self.slots if s.units.size and s.units.min() >= 0}
+        whole = {
+            frozenset(np.unique(s.units).tolist())
+            for s in self.slots
+            if s.units.size and s.units.min() >= 0
+        }
         return tuple(sorted((p for p in whole if len(p) < self.n_units), key=sorted))
 
     @property
@@ -85,7 +99,9 @@ class Group:
         return max(1, len(self._ones(range(self.n_units))))
 
     def choice(self, order: Sequence[int], k: int) -> tuple[int, ...]:
-        """The first k units of an order, sorted; one of every part is among them, the best there is."""
+        """The first k units of an order, sorted; one of every part is among them, the best there
+        is.
+        """
         ones = self._ones(order) if k < self.n_units else []
         if len(ones) > k:
             ones = self._ones(range(self.n_units))
@@ -102,7 +118,9 @@ class Group:
 
     @property
     def inner(self) -> bool:
-        """Whether the group is pruned by default: not a residual stream, and read by a reweightable layer."""
+        """Whether the group is pruned by default: not a residual stream, and read by a reweightable
+        layer.
+        """
         return not self.obstacle
 
     @property
@@ -122,11 +140,11 @@ class Group:
         if self.barrier:
             return self.barrier
         if self.kind == "stream":
-            return "residual stream: cut only when named itself in only= or budgets="
+            return Message("residual stream: cut only when named itself in {only=} or {budgets=}")
         if self.parts:
-            return (
-                "some layers hold just a part of its units and must keep one: cut only when named itself in only= "
-                "or budgets="
+            return Message(
+                "some layers hold just a part of its units and must keep one: cut only when named "
+                "itself in {only=} or {budgets=}"
             )
         return ""
 
@@ -137,7 +155,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The length of a dimension, as a function of the kept units: fixed positions, and so many per unit."""
+    """The length of a dimension, as a function of the kept units: fixed positions, and so many per
+    unit.
+    """
 
     fixed: int
     parts: tuple[tuple[str, Units], ...] = ()  # group name, positions that each of its units takes
@@ -171,14 +191,18 @@ class Structure:
         for group in self.groups:
             if group.name == name:
                 return group
-        raise KeyError(f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}")
+        raise KeyError(
+            f"no group {name!r}: {closest(str(name), self.names)}groups are {', '.join(self.names)}"
+        )
 
     @property
     def names(self) -> list[str]:
         return [g.name for g in self.groups]
 
     def left_whole(self, pruned: Collection[str]) -> dict[str, str]:
-        """Every group that is not among those pruned, and every layer that stays, or stays in part; each with why."""
+        """Every group that is not among those pruned, and every layer that stays, or stays in part;
+        each with why.
+        """
         left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
         for name, why in self.refused.items():
             known = left.get(name, "not asked for")

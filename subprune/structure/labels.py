@@ -1,10 +1,60 @@
 """Labels: which position of which tensor dimension belongs to which unit.
 
-Every position of every dimension of every parameter gets an integer id. Operations tie ids ("if one goes,
-the other goes"), freeze them ("cannot go, because …"), or re-index them. When a dimension is split in two
-(features into heads × head size), or two are merged, a `Frame` remembers that a position of the flat
-dimension is a pair of positions; since the kept part must stay a rectangle, just one of the axes of a frame
-can be cut, and `LabelSpace.solve` chooses which.
+Every position of every dimension of every parameter gets an integer id. Operations tie ids ("if one
+goes, the other goes"), freeze them ("cannot go, because …"), or re-index them. When a dimension is
+split in two (features into heads × head size), or two are merged, a `Frame` remembers that a
+position of the flat dimension is a pair of positions; since the kept part must stay a rectangle,
+just one of the axes of a frame can be cut, and `LabelSpace.solve` chooses which.
+
+A worked example: two linear layers with a ReLU between them.
+
+>>> import torch
+>>> from torch import nn
+>>> from subprune.program.record import as_inputs, record
+>>> from subprune.structure.flow import Flow
+>>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+>>> flow = Flow(record(model, as_inputs(torch.zeros(1, 2))))
+
+Before anything has run, each dimension of each parameter has fresh ids:
+
+>>> for (tensor, dim), ids in flow.slots.items():
+...     print(f"{tensor} dim {dim}: {ids}")
+0.weight dim 0: [0 1 2]
+0.weight dim 1: [3 4]
+0.bias dim 0: [5 6 7]
+2.weight dim 0: [8 9]
+2.weight dim 1: [10 11 12]
+2.bias dim 0: [13 14]
+
+The walk ties what the operations join. The first layer's outputs go with its biases, and with the
+columns of the second layer that read them (the ReLU hands their ids on); what meets the model's
+input or is its output cannot go. The component of an id is named after its smallest member:
+
+>>> flow.walk()
+>>> component, reasons = flow.space.solve()
+>>> print(component)
+[0 1 2 3 4 0 1 2 8 9 0 1 2 8 9]
+>>> sorted(reasons)
+[3, 4, 8, 9]
+>>> reasons[8]
+"is part of the model's output 0"
+
+So components 0, 1 and 2 are units, three hidden neurons: neuron 1 is row 1 of the first weight,
+bias 1 and column 1 of the second weight (ids 1, 6 and 11).
+
+A dimension of 6 features that is viewed as 2 × 3 gets ids for both axes. If the longer one is cut,
+features that share a position on it (0 and 3, 1 and 4, 2 and 5) become one unit, and the other axis
+stays:
+
+>>> space = LabelSpace()
+>>> features = space.new(6)
+>>> space.split((features,), [2, 3], "a view")
+[(array([6, 7]),), (array([ 8,  9, 10]),)]
+>>> component, reasons = space.solve()
+>>> print(component)
+[0 1 2 0 1 2 6 7 0 1 2]
+>>> sorted(reasons)
+[6, 7]
 """
 
 from __future__ import annotations
@@ -20,8 +70,10 @@ from subprune.structure.components import Ids, components
 
 __all__ = ["FREE", "Dim", "Frame", "LabelSpace", "components"]
 
-Dim = tuple[Ids, ...]  # alternative ids of one dimension, all tied position by position; the first is the main one
-FREE: Dim = ()  # the same content at every position of a dimension made by repetition: it follows the others
+# alternative ids of one dimension, all tied position by position; the first is the main one
+Dim = tuple[Ids, ...]
+# the same content at every position of a dimension made by repetition: it follows the others
+FREE: Dim = ()
 _MAX_ALTERNATIVES = 4
 
 
@@ -46,7 +98,8 @@ class LabelSpace:
         self.frames: list[Frame] = []
         self.batch: list[Ids] = []  # served as the batch of a product of two activations: heads
         self.mixed: list[Ids] = []  # summed over in a product of two activations: head size
-        self._home: dict[int, tuple[Frame, int]] = {}  # first id of an axis made by a split → its frame and axis
+        # first id of an axis made by a split → its frame and axis
+        self._home: dict[int, tuple[Frame, int]] = {}
         self._starts: list[int] = []  # the keys of `_home`, which only grow
         self._known: dict[tuple[bytes, tuple[int, ...]], Frame] = {}
 
@@ -80,7 +133,7 @@ class LabelSpace:
             self.tie(found[0], ids)
         return tuple(found[:_MAX_ALTERNATIVES]) or None
 
-    # ---- views -------------------------------------------------------------------------------------
+    # ---- views -----------------------------------------------------------------------------------
 
     def split(self, dim: Dim | None, sizes: Sequence[int], where: str) -> list[Dim | None]:
         """Labels of the dimensions that one dimension is split into."""
@@ -136,7 +189,9 @@ class LabelSpace:
         if not free or len(free) == len(dims):
             return FREE if free else None
         shape = [sizes[i] if i in free else 1 for i in range(len(sizes))]
-        return (np.broadcast_to(self.new(int(np.prod(shape))).reshape(shape), tuple(sizes)).ravel(),)
+        return (
+            np.broadcast_to(self.new(int(np.prod(shape))).reshape(shape), tuple(sizes)).ravel(),
+        )
 
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""
@@ -197,12 +252,19 @@ class LabelSpace:
             return result
         frame, axis = found
         others = [i for i in range(len(frame.axes)) if i != axis]
-        where = [next((j for j, d in enumerate(dims) if d and self._positions(frame, i, d) is not None), -1)
-                 for i in others]  # fmt: skip
+        where = [
+            next(
+                (j for j, d in enumerate(dims) if d and self._positions(frame, i, d) is not None),
+                -1,
+            )
+            for i in others
+        ]
         if -1 in where:
             return result
         at = int(gone[0][position]) - int(frame.axes[axis][0])
-        index = [self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)]
+        index = [
+            self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
+        ]
         flat = np.take(frame.flat, at, axis=axis)[np.ix_(*[p for p in index if p is not None])]
         if flat.ndim == 1:
             new_axes: list[Ids] = [flat]
@@ -214,7 +276,7 @@ class LabelSpace:
             result[j] = (ids, *old)[:_MAX_ALTERNATIVES]
         return result
 
-    # ---- solution ----------------------------------------------------------------------------------
+    # ---- solution --------------------------------------------------------------------------------
 
     def solve(self) -> tuple[Ids, dict[int, str]]:
         """Component of every id, and the reason of every frozen component."""
@@ -265,7 +327,11 @@ class LabelSpace:
     def _is_block(self, ids: Ids) -> bool:
         """Whether these are the ids of one call of `new`, all of them and in order."""
         first = int(ids[0])
-        return self._blocks.get(first) == ids.size and int(ids[-1]) == first + ids.size - 1 and _rising(ids)
+        return (
+            self._blocks.get(first) == ids.size
+            and int(ids[-1]) == first + ids.size - 1
+            and _rising(ids)
+        )
 
     def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
         marked = np.zeros(self.size, dtype=bool)
@@ -313,7 +379,9 @@ def _live_axes(flat: Ids) -> list[int]:
     """Axes along which the ids vary."""
     live = []
     for i, n in enumerate(flat.shape):
-        if n > 1 and not np.array_equal(np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)):
+        if n > 1 and not np.array_equal(
+            np.take(flat, range(1, n), axis=i), np.take(flat, range(n - 1), axis=i)
+        ):
             live.append(i)
     return live
 

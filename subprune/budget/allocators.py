@@ -1,0 +1,45 @@
+"""The allocators there are, by the name that stands for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
+from subprune.budget.balanced import Balanced
+from subprune.budget.demand import Allocator
+from subprune.budget.error import Error
+from subprune.budget.knapsack import Knapsack
+from subprune.budget.sampling import SampleSize
+from subprune.budget.scores import Score
+from subprune.budget.uniform import Uniform
+
+__all__ = ["ALLOCATORS", "DEFAULT", "AllocatorName"]
+
+AllocatorName = Literal[
+    "uniform",
+    "error",
+    "knapsack",
+    "balanced",
+    "score",
+    "sampling",
+    "equal-accuracy",
+    "equal-agreement",
+]
+"""The names, for editors and type checkers."""
+
+ALLOCATORS: dict[str, Allocator] = {
+    allocator.name: allocator
+    for allocator in (
+        Uniform(),
+        Error(),
+        Knapsack(),
+        Balanced(),
+        Score(),
+        SampleSize(),
+        EqualAccuracy(),
+        EqualAgreement(),
+    )
+}
+
+DEFAULT = "balanced"
+"""The allocator of methods that have none of their own."""

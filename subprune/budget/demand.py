@@ -1,0 +1,135 @@
+"""What is asked for, everything an allocator may look at, and what an allocator is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from subprune.budget.explicit import explicit, fraction
+from subprune.budget.goal import Counts, Goal, Limit, Rounding
+from subprune.loop.looks import curves
+from subprune.loop.recipe import Recipe
+from subprune.loop.visits import Tick
+from subprune.select.greedy import KeepOrder
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+
+__all__ = ["LATENCY_STEPS", "Allocator", "Demand"]
+
+LATENCY_STEPS = 9  # models that are cut and timed for a latency, if every guess is right
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Allocator(ABC):
+    """Shares out a goal over the groups: who gives up how much."""
+
+    role: ClassVar[str] = "allocator"
+    name: ClassVar[str]
+    # What it looks at before it can say anything, in words; empty: at nothing but the goal.
+    looks_at: ClassVar[str] = ""
+    # Whether units of all groups are ranked together, so that a fraction is one of all of them.
+    pools_units: ClassVar[bool] = False
+    # Whether it runs pruned models to see what they answer, which takes long.
+    measures_answers: ClassVar[bool] = False
+    # Whether it measures accuracy, which verification data must be there for to be honest.
+    needs_verification: ClassVar[bool] = False
+
+    @abstractmethod
+    def counts(self, demand: Demand) -> Counts:
+        """Units to keep in every group; not one more would fit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What is asked for, and everything an allocator may look at.
+
+    Looks at the network are calls, and each is made once: `remember` keeps what they gave, also for
+    demands made from this one with another goal or fewer groups.
+    """
+
+    setting: Setting
+    recipe: Recipe
+    goal: Goal
+    allocator: Allocator
+    cost: CostModel
+    rounding: Rounding = field(default_factory=Rounding)
+    verification: Calibration | None = None  # None: the calibration data
+    cache: Path | None = None  # folder for accuracy curves
+    tick: Tick = lambda group: None
+    say: Callable[[str], None] = lambda text: None  # a step that is about no single group begins
+    memory: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.setting.calibration
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.setting.groups
+
+    @property
+    def limit(self) -> Limit:
+        """What the whole model may cost."""
+        return self.goal.limit(self.cost, self.calibration.batches[0].size)
+
+    def remember(self, key: Any, look: Callable[[], Outcome]) -> Outcome:
+        """What the look gave when it was first made."""
+        if key not in self.memory:
+            self.memory[key] = look()
+        known: Outcome = self.memory[key]
+        return known
+
+    def curves(self, clip: float | None = None) -> dict[str, KeepOrder]:
+        """Keep orders and error curves of all groups on the dense model.
+
+        With `clip`, no row of data counts with more than so many times the median energy.
+        """
+        return self.remember(
+            ("curves", clip),
+            lambda: curves(self.setting, self.recipe, clip=clip, tick=self.tick),
+        )
+
+    def counts(self) -> Counts:
+        """Units to keep in every group; a goal that no budget meets is refused before any look."""
+        self.check()
+        return self.shared_out()
+
+    def shared_out(self) -> Counts:
+        """Explicit budgets, a fraction of each group, or what the allocator says."""
+        if self.goal.budgets is not None:
+            return explicit(self.groups, self.goal.budgets, self.rounding)
+        if self.goal.keep is not None and not self.allocator.pools_units:
+            return fraction(self.groups, self.goal.keep, self.rounding)
+        return self.allocator.counts(self)
+
+    def check(self) -> None:
+        """Refuse a goal that no budget meets, before anything is computed."""
+        if self.goal.limits_size:
+            self.limit.check(self.cost, self.smallest())
+
+    def smallest(self) -> Counts:
+        """The smallest number of units of every group."""
+        return {g.name: self.rounding.of(g).least(g.n_units) for g in self.groups}
+
+    @property
+    def looks(self) -> bool:
+        """Whether the allocator looks at every group."""
+        asked = self.goal.limits_size or (self.goal.keep is not None and self.allocator.pools_units)
+        return asked and bool(self.allocator.looks_at)
+
+    def steps(self) -> int:
+        """How many steps of progress it takes: one look at every group, where any is needed."""
+        timed = 0 if self.goal.latency is None else LATENCY_STEPS
+        return (len(self.groups) if self.looks else 0) + timed
+
+    def without(self, names: Sequence[str]) -> Demand:
+        """The same without some groups."""
+        left = tuple(g for g in self.groups if g.name not in names)
+        return replace(self, setting=replace(self.setting, groups=left))

@@ -1,0 +1,193 @@
+"""What is asked for, what the pruned model may cost, and the search that fills it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from subprune.errors import BudgetError
+from subprune.messages import Message
+from subprune.structure import Group
+from subprune.structure.cost import CostModel
+
+__all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
+
+Counts = dict[str, int]
+
+
+def amount(name: str, value: object, full: float) -> float:
+    """What is asked for: ``"50%"`` of the full model's, or a number that stands for itself."""
+    share = (
+        value.strip().removesuffix("%")
+        if isinstance(value, str) and value.strip().endswith("%")
+        else None
+    )
+    try:
+        number = float(share if share is not None else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if (
+        isinstance(value, bool)
+        or (isinstance(value, str) and share is None)
+        or not 0 < number < math.inf
+    ):
+        allowed = 'a positive number or a share such as "50%"'
+        raise _wrong_amount(name, allowed, value)
+    if share is None:
+        return number
+    if number > 100:
+        raise _wrong_amount(name, 'a share of at most "100%" of the model\'s', value)
+    return number / 100 * full
+
+
+def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
+    words = f"{{{name}:name}} must be {{allowed}}, got {{got!r}}"
+    return BudgetError(Message(words, allowed=allowed, got=value))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit on the parameters or FLOPs of the whole model."""
+
+    quantity: str  # "params" or "flops"
+    most: int  # FLOPs are those of one call on the first batch
+    asked: str  # how the caller put it: a message
+    inputs: int = 1  # in that call
+
+    def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
+        """What the limit is about, for these numbers of units; where units differ in size, at most."""
+        return cost.at_most(self.quantity, counts)
+
+    def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
+        return self.size(cost, counts) <= self.most
+
+    def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
+        """Refuse a target that even one unit per group does not meet, and name the nearest that can
+        be.
+        """
+        least, full = self.size(cost, smallest), self.size(cost, {})
+        if least > self.most:
+            words = "params" if self.quantity == "params" else "FLOPs per input"
+            raise BudgetError(
+                Message(
+                    "{asked} cannot be reached: it allows {limit:,} {words}, and with the smallest "
+                    "width of every group {least:,} are left; the nearest feasible ratio is "
+                    "{ratio:.2f}, or {share:.1%} of the {quantity}",
+                    asked=self.asked,
+                    limit=self.most // self.inputs,
+                    words=words,
+                    least=least // self.inputs,
+                    ratio=full / least,
+                    share=least / full,
+                    quantity=self.quantity,
+                )
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the caller asks for: exactly one of these. `subprune.prune` says what each means."""
+
+    compression: float | None = None
+    speedup: float | None = None
+    params: str | float | None = None
+    flops: str | float | None = None
+    latency: str | float | None = None
+    keep: float | None = None
+    budgets: Mapping[str, int] | None = None
+
+    @property
+    def limits_size(self) -> bool:
+        """Whether the size of the whole model is asked for, not that of every group."""
+        return self.budgets is None and self.keep is None
+
+    def limit(self, cost: CostModel, inputs: int) -> Limit:
+        """The same as a limit; inputs: how many the call has whose FLOPs are counted."""
+        if self.compression is not None:
+            most = int(cost.params({}) / self.compression)
+            return Limit("params", most, Message("{compression=}", compression=self.compression))
+        if self.params is not None:
+            most = int(amount("params", self.params, cost.params({})))
+            return Limit("params", most, Message("{params=}", params=self.params))
+        if self.flops is not None:
+            most = int(amount("flops", self.flops, cost.flops({}) / inputs) * inputs)
+            return Limit("flops", most, Message("{flops=}", flops=self.flops), inputs)
+        ratio = self.speedup or 1.0
+        asked = Message("{speedup=}", speedup=ratio)
+        return Limit("flops", int(cost.flops({}) / ratio), asked, inputs)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The only rounding: numbers of units are multiples of `to`, at least one, at most all.
+
+    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding
+    of one group.
+    """
+
+    to: int = 1
+    own: Mapping[str, int] = field(default_factory=dict)
+    floor: int = 1  # a group some of whose layers hold just a part of its units needs one of each
+
+    def of(self, group: Group) -> Rounding:
+        """What holds for this group."""
+        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)), floor=group.least)
+
+    def down(self, k: float, n: int) -> int:
+        """The largest allowed number not above k."""
+        if k >= n:
+            return n
+        return min(n, max(self.least(n), int(k + 1e-9) // self.to * self.to))
+
+    def up(self, k: int, n: int) -> int:
+        """The smallest allowed number not below k."""
+        return min(n, max(self.least(n), -(-k // self.to) * self.to))
+
+    def next(self, k: int, n: int) -> int:
+        """The next allowed number above k; n if there is none."""
+        return min(n, (k // self.to + 1) * self.to)
+
+    def least(self, n: int) -> int:
+        """The smallest allowed number."""
+        return min(n, -(-self.floor // self.to) * self.to)
+
+
+def largest(
+    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, limit: Limit
+) -> Counts:
+    """The counts of the last level that fits; levels are ordered from the smallest model to the
+    largest.
+    """
+    low, high = 0, len(levels) - 1
+    limit.check(cost, counts_at(levels[0]))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if limit.fits(cost, counts_at(levels[middle])):
+            low = middle
+        else:
+            high = middle - 1
+    return counts_at(levels[low])
+
+
+def fill(
+    counts: Counts,
+    groups: Sequence[Group],
+    cost: CostModel,
+    limit: Limit,
+    rounding: Rounding,
+    urgency: Callable[[Group, int], float],
+) -> Counts:
+    """Add units, most urgent group first, until not one more fits: the largest model within the
+    target.
+    """
+    result = dict(counts)
+    open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
+    while open_:
+        group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
+        more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
+        if limit.fits(cost, more):
+            result = more
+        if result is not more or more[group.name] >= group.n_units:
+            del open_[group.name]
+    return result

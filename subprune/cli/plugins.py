@@ -1,0 +1,81 @@
+"""Commands that other distributions add to ``subprune``.
+
+A distribution names them as entry points of the group ``subprune.commands``: the name is the
+command's, the object a `typer.Typer`. A command that cannot be loaded says so when it is called,
+and is not in the way of the others.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+import typer
+
+from subprune.errors import OptionError
+
+__all__ = ["GROUP", "KNOWN", "add_commands", "own_packages"]
+
+GROUP = "subprune.commands"
+KNOWN = {"experiment": "subprune-paper"}
+"""Commands of this project that are distributed on their own: command → distribution."""
+
+
+def add_commands(app: typer.Typer) -> set[str]:
+    """Add every command that is installed, and a placeholder for each known one that is not.
+
+    Returns:
+        The names of all of them.
+    """
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for entry in installed.values():
+        _add(app, entry)
+    missing = KNOWN.keys() - installed.keys()
+    for name in sorted(missing):
+        _add_placeholder(app, name, _not_installed(name))
+    return installed.keys() | missing
+
+
+def own_packages() -> list[str]:
+    """Import packages of this project: the library, and those of the known commands installed."""
+    known = (entry for entry in entry_points(group=GROUP) if entry.name in KNOWN)
+    return ["subprune", *(entry.module.partition(".")[0] for entry in known)]
+
+
+def _add(app: typer.Typer, entry: EntryPoint) -> None:
+    try:
+        command = entry.load()
+        if not isinstance(command, typer.Typer):
+            raise TypeError(f"{entry.value} is a {type(command).__name__}, not a typer.Typer")
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        owner = entry.dist.name if entry.dist else entry.value
+        _add_placeholder(
+            app,
+            entry.name,
+            f"subprune {entry.name} is part of {owner}, which cannot be loaded ({cause}); "
+            "install it again",
+        )
+    else:
+        app.add_typer(command, name=entry.name)
+
+
+def _not_installed(name: str) -> str:
+    return (
+        f"subprune {name} is part of {KNOWN[name]}, which is not installed; "
+        "run pip install ./paper in a clone of the project"
+    )
+
+
+def _add_placeholder(app: typer.Typer, name: str, message: str) -> None:
+    """A command that takes any words and answers with this message."""
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+    @app.command(
+        name,
+        help=f"Not available: {message}.",
+        short_help="Not available; its --help says why.",
+        epilog=f"Example, once it is available: subprune {name} --help",
+        context_settings=settings,
+    )
+    def unavailable(context: typer.Context) -> None:
+        raise OptionError(message)

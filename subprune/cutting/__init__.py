@@ -1,0 +1,1 @@
+"""The smaller model, its masked twin, and whether both agree."""

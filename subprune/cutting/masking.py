@@ -1,0 +1,128 @@
+"""The same removal as a cut, but by zeroing: the twin that proves the cut right.
+
+Parameters keep their shapes; everything that belongs to a removed unit is zero. Operations that run
+over the units and notice how many there are (norms, means) are computed on the kept positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from subprune.errors import BudgetError
+from subprune.program.ops import narrowed
+from subprune.program.program import Inputs, Op, Override, Program, model_tensors
+from subprune.structure import Group, Structure
+
+__all__ = ["Masked", "keep_mask", "mask", "overrides"]
+
+Keep = NDArray[np.bool_]
+
+
+def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
+    """Kept unit numbers as a checked boolean array."""
+    chosen = np.asarray(list(kept), dtype=np.int64)
+    if (
+        chosen.size == 0
+        or chosen.min() < 0
+        or chosen.max() >= group.n_units
+        or len(set(chosen.tolist())) < chosen.size
+    ):
+        raise BudgetError(
+            f"group {group.name!r}: units to keep must be 1 to {group.n_units} different numbers "
+            f"from 0 to {group.n_units - 1}, got {_short(chosen.tolist())}"
+        )
+    result = np.zeros(group.n_units, dtype=bool)
+    result[chosen] = True
+    for part in group.parts if chosen.size < group.n_units else ():
+        if not result[list(part)].any():
+            raise BudgetError(
+                f"group {group.name!r}: one of the units {_short(sorted(part))} at least must stay, "
+                f"since some layer holds no others; got {_short(chosen.tolist())}"
+            )
+    return result
+
+
+def _short(numbers: list[int]) -> str:
+    return (
+        str(numbers)
+        if len(numbers) <= 8
+        else f"[{', '.join(map(str, numbers[:8]))}, …] ({len(numbers)} of them)"
+    )
+
+
+class Masked:
+    """A model with units switched off. Call it like the model; outputs come as a flat list of
+    tensors.
+    """
+
+    def __init__(
+        self, program: Program, tensors: dict[str, Tensor], override: Mapping[int, Override]
+    ) -> None:
+        self.program, self.tensors, self.override = program, tensors, override
+
+    def __call__(self, inputs: Inputs) -> list[Tensor]:
+        return self.program.call(inputs, self.tensors, override=self.override)
+
+
+def mask(
+    model: nn.Module,
+    structure: Structure,
+    kept: Mapping[str, Sequence[int]],
+    program: Program | None = None,
+) -> Masked:
+    """The twin of the model in which only the units in `kept` (group name → unit numbers) are on.
+
+    It runs on inputs of the shapes that the structure was found with, or that `program` was
+    recorded for.
+    """
+    program = program or structure.program
+    tensors = model_tensors(model, program)
+    keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+    for group, keep in keeps:
+        zero(tensors, group, keep)
+    return Masked(program, tensors, overrides(program, keeps))
+
+
+def zero(tensors: dict[str, Tensor], group: Group, keep: Keep) -> None:
+    """Zero what belongs to removed units; tensors are replaced, never written into."""
+    for slot in group.slots:
+        x = tensors[slot.tensor]
+        factor = torch.as_tensor(
+            (slot.units < 0) | keep[slot.units], dtype=x.dtype, device=x.device
+        )
+        shape = [1] * x.ndim
+        shape[slot.dim] = -1
+        tensors[slot.tensor] = x * factor.reshape(shape)
+
+
+def overrides(program: Program, keeps: Sequence[tuple[Group, Keep]]) -> dict[int, Override]:
+    """Corrected operations, by index, for everything that notices the number of units."""
+    positions: dict[int, dict[int, Keep]] = {}
+    for group, keep in keeps:
+        for n in group.narrowings:
+            on = (n.units < 0) | keep[n.units]
+            dims = positions.setdefault(n.op, {})
+            dims[n.dim] = dims[n.dim] & on if n.dim in dims else on
+    return {
+        index: _narrowed(dims)
+        for index, dims in positions.items()
+        if not all(on.all() for on in dims.values())
+    }
+
+
+def _narrowed(dims: Mapping[int, Keep]) -> Override:
+    """An operation computed on the kept positions only, and spread out again where the dimension
+    survives.
+    """
+    index = {dim: torch.as_tensor(np.flatnonzero(on)) for dim, on in dims.items()}
+
+    def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return narrowed(op, args, kwargs, index)
+
+    return run

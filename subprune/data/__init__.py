@@ -1,0 +1,1 @@
+"""What callers bring as inputs, as checked batches."""

@@ -1,0 +1,421 @@
+"""Calibration data: whatever the caller has, as checked batches of inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
+from subprune.data.sources import plain_item, read
+from subprune.errors import DataError
+from subprune.messages import Message
+from subprune.program.program import Inputs
+
+__all__ = [
+    "Batch",
+    "Taken",
+    "batches",
+    "examples",
+    "fingerprint",
+    "first_samples",
+    "folded",
+    "model_dtype",
+    "signature",
+    "take",
+]
+
+_FEW = 32  # inputs of a data set that stand for it as an example
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments for one call of the model, and labels if they came along."""
+
+    inputs: Inputs
+    labels: Tensor | None
+    size: int
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was taken of the caller's data, and remarks on how, for the report."""
+
+    batches: list[Batch]
+    remarks: tuple[str, ...] = ()
+
+
+def batches(
+    data: Any,
+    model: nn.Module,
+    n_samples: int | None = 512,
+    *,
+    forward: Callable[[Any], Any] | None = None,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> list[Batch]:
+    """`take` without the remarks."""
+    return take(data, model, n_samples, forward=forward, device=device, seed=seed).batches
+
+
+def take(
+    data: Any,
+    model: nn.Module,
+    n_samples: int | None = 512,
+    *,
+    forward: Callable[[Any], Any] | None = None,
+    device: torch.device | None = None,
+    seed: int = 0,
+) -> Taken:
+    """`n_samples` samples of `data`, drawn by seed where it can be indexed; None takes all.
+
+    `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
+    or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
+    `subprune.data.samples` tells whether the items are batches or single samples. Labels are set
+    aside. `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
+    conventions do not fit. Fractions are cast to the model's precision.
+    """
+    if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
+        why = "{n_samples:name} must be a positive integer or None, got {got!r}"
+        raise DataError(Message(why, got=n_samples))
+    dtype, remarks = model_dtype(model), dict[str, None]()
+
+    def convert(item: Any) -> Batch:
+        batch, cast = _cast(_batch(item, model, forward), dtype)
+        remarks.update(dict.fromkeys(cast))
+        return _to(batch, device)
+
+    def single(item: Any) -> bool:
+        return is_sample(item, model, convert, lambda text: remarks.setdefault(text))
+
+    if (
+        isinstance(data, Tensor | np.ndarray)
+        and data.ndim in unbatched_dimensions(model)
+        and single(data)
+    ):
+        raise DataError(
+            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; give data[None] "
+            "for this one input, or several as [samples, …]"
+        )
+    source = read(data, n_samples, seed, single)
+    taken: list[Batch] = []
+    read_items, left = 0, n_samples
+    for item in source.items:
+        read_items += 1
+        batch = convert(item)
+        if batch.size == 0:
+            continue
+        if left is not None and batch.size > left:
+            batch = first_samples(batch, left)
+            read_items -= 1  # not all of it
+        taken.append(batch)
+        _check(batch, len(taken))
+        if left is not None:
+            left -= batch.size
+            if left <= 0:
+                break
+    if not taken:
+        raise DataError(
+            "the calibration data is empty; give at least one input, a few hundred are best"
+        )
+    if source.stream and left == 0 and read_items != source.length:
+        remarks[
+            f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"
+        ] = None
+    return Taken(taken, tuple(remarks))
+
+
+def examples(model: nn.Module, given: Any) -> Inputs:
+    """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
+
+    A list or tuple is read as arguments if the model takes so many.
+    """
+    if isinstance(given, list | tuple) and not _fits(model, len(given)):
+        return take(given, model, _FEW).batches[0].inputs
+    if isinstance(given, Tensor | np.ndarray | tuple | list | Mapping):
+        plain = Batch(_arguments(plain_item(given)), None, 0)
+        return _cast(plain, model_dtype(model))[0].inputs
+    return take(given, model, _FEW).batches[0].inputs
+
+
+def _fits(model: nn.Module, count: int) -> bool:
+    """Whether the model can be called with so many arguments."""
+    try:
+        inspect.signature(model.forward).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def model_dtype(model: nn.Module) -> torch.dtype | None:
+    """The type of the model's fractions, if it has only one."""
+    tensors = [*model.parameters(), *model.buffers()]
+    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
+    """Fractions in the model's precision, and a remark if they came in another."""
+
+    def other(x: Any) -> bool:
+        return (
+            isinstance(x, Tensor)
+            and x.is_floating_point()
+            and dtype is not None
+            and x.dtype != dtype
+        )
+
+    given = sorted({str(x.dtype)[6:] for x in tree_flatten(batch.inputs)[0] if other(x)})
+    if not given:
+        return batch, []
+    inputs = tree_map(lambda x: x.to(dtype) if other(x) else x, batch.inputs)
+    remark = f"inputs in {' and '.join(given)} were cast to {str(dtype)[6:]}, the model's own"
+    return Batch(inputs, batch.labels, batch.size), [remark]
+
+
+def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) -> Batch:
+    labels: Tensor | None = None
+    item = plain_item(item)
+    if isinstance(item, Mapping):
+        aside = _label_keys(item, model)
+        labels = next((item[k] for k in aside if isinstance(item[k], Tensor)), None)
+    elif (
+        isinstance(item, Sequence)
+        and len(item) > 1
+        and isinstance(item[-1], Tensor)
+        and _is_labels(item[-1])
+    ):
+        labels = item[-1]
+    if forward is not None:
+        item = forward(item)
+        inputs = _arguments(item)
+    elif isinstance(item, Mapping):
+        inputs = ((), {k: v for k, v in item.items() if k not in aside})
+    elif isinstance(item, Sequence) and not isinstance(item, str | bytes):
+        inputs = (tuple(item[: _positional(model, len(item), labels is not None)]), {})
+        labels = _surplus(item, model) if labels is None else labels
+    else:
+        inputs = _arguments(item)
+    tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
+    if not tensors:
+        raise DataError(f"an item of the calibration data holds no tensor: {type(item).__name__}")
+    return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
+
+
+def _is_labels(x: Tensor) -> bool:
+    return not x.is_floating_point() and x.ndim <= 1
+
+
+def _positional(model: nn.Module, given: int, labelled: bool) -> int:
+    """How many of an item's elements the model takes; the rest are labels."""
+    if given > 1 and labelled:
+        given -= 1
+    return max(1, min(given, len(_required(model)) or given))
+
+
+def _surplus(item: Sequence[Any], model: nn.Module) -> Tensor | None:
+    """The last element where the model has no argument for it: labels, one entry per sample."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = [
+        p.kind for p in parameters if p.kind is not p.KEYWORD_ONLY and p.kind is not p.VAR_KEYWORD
+    ]
+    first, last = item[0], item[-1]
+    if inspect.Parameter.VAR_POSITIONAL in kinds or len(item) != len(kinds) + 1:
+        return None
+    if (
+        not isinstance(first, Tensor)
+        or not isinstance(last, Tensor)
+        or not first.ndim
+        or not last.ndim
+    ):
+        return None
+    return last if last.shape[0] == first.shape[0] else None
+
+
+def _label_keys(item: Mapping[str, Any], model: nn.Module) -> list[str]:
+    """What to set aside: not what the model cannot be called without, nor a `y` that it has a use
+    for.
+    """
+    takes = inspect.signature(model.forward).parameters
+    inputs = [*_required(model), *(k for k in ("y",) if k in takes)]
+    return [k for k in LABEL_KEYS if k in item and k not in inputs]
+
+
+def _required(model: nn.Module) -> list[str]:
+    """The arguments that every call of the model needs."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind in by_place]
+
+
+def _arguments(item: Any) -> Inputs:
+    if isinstance(item, Tensor):
+        return (item,), {}
+    if isinstance(item, Mapping):
+        return (), dict(item)
+    if isinstance(item, tuple | list):
+        return tuple(item), {}
+    raise DataError(
+        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples and dicts "
+        "(in Python, or anything else with forward=, which turns it into one of these)"
+    )
+
+
+def first_samples(batch: Batch, count: int) -> Batch:
+    """The first samples of a batch."""
+    return _samples(batch, slice(0, count))
+
+
+def _samples(batch: Batch, chosen: slice) -> Batch:
+    """Some samples of a batch; tensors with another first dimension stay whole."""
+    kept = len(range(batch.size)[chosen])
+    labels = None if batch.labels is None else batch.labels[chosen]
+    return Batch(
+        tree_map(lambda x: x[chosen] if _per_sample(x, batch) else x, batch.inputs), labels, kept
+    )
+
+
+def _per_sample(x: Any, batch: Batch) -> bool:
+    return isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch.size
+
+
+def folded(
+    batches: Sequence[Batch], parts: int, *, whole: bool = False
+) -> tuple[list[Batch], list[int]]:
+    """Batches of the same samples, and for each the number of the fold that it belongs to.
+
+    Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by
+    one, so that data sorted by class gives folds that are alike, and what a fold gets of several
+    batches is put together again up to their size. Batches that cannot be taken apart (tensors of
+    different lengths), or that are to stay `whole`, go to folds as they are; a lone one makes one
+    fold, so that nothing can be held out.
+    """
+    if parts < 1:
+        raise DataError(f"the samples are divided into at least 1 part, got {parts}")
+    if whole or parts == 1 or not all(_divisible(b) for b in batches):
+        return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
+    parts = min(parts, sum(b.size for b in batches))
+    hands: list[list[Batch]] = [[] for _ in range(parts)]
+    start = 0
+    for batch in batches:
+        for fold in range(parts):
+            first = (fold - start) % parts
+            if first < batch.size:
+                hands[fold].append(
+                    _samples(batch, slice(first, None, parts)) if batch.size > 1 else batch
+                )
+        start += batch.size
+    pieces = [
+        (b, fold)
+        for fold, own in enumerate(hands)
+        for b in _together(own, max(b.size for b in batches))
+    ]
+    return [b for b, _ in pieces], [fold for _, fold in pieces]
+
+
+def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
+    """The same samples in fewer batches, of at most so many samples each."""
+    joined: list[Batch] = []
+    for batch in batches:
+        both = (
+            _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
+        )
+        if both is None:
+            joined.append(batch)
+        else:
+            joined[-1] = both
+    return joined
+
+
+def _joined(a: Batch, b: Batch) -> Batch | None:
+    """Two batches as one; None where their tensors are not alike."""
+    (flat_a, spec), (flat_b, other) = tree_flatten(a.inputs), tree_flatten(b.inputs)
+    if spec != other or (a.labels is None) != (b.labels is None):
+        return None
+    leaves = []
+    for x, y in zip(flat_a, flat_b, strict=True):
+        if (
+            _per_sample(x, a)
+            and _per_sample(y, b)
+            and x.shape[1:] == y.shape[1:]
+            and x.dtype == y.dtype
+        ):
+            leaves.append(torch.cat([x, y]))
+        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
+            return None
+        else:
+            leaves.append(x)
+    labels = None
+    if a.labels is not None and b.labels is not None:
+        if a.labels.shape[1:] != b.labels.shape[1:] or a.labels.dtype != b.labels.dtype:
+            return None
+        labels = torch.cat([a.labels, b.labels])
+    return Batch(tree_unflatten(leaves, spec), labels, a.size + b.size)
+
+
+def _divisible(batch: Batch) -> bool:
+    """Whether every tensor has one entry per sample, or one for all."""
+    tensors = [x for x in tree_flatten(batch.inputs)[0] if isinstance(x, Tensor) and x.ndim]
+    return all(x.shape[0] in (1, batch.size) for x in tensors)
+
+
+def _balanced(sizes: Sequence[int], folds: int) -> list[int]:
+    """A fold for each size: the largest first, each to the fold with the fewest samples so far."""
+    held = [0] * folds
+    chosen = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[i] = min(range(folds), key=lambda f: held[f])
+        held[chosen[i]] += sizes[i]
+    return chosen
+
+
+def _to(batch: Batch, device: torch.device | None) -> Batch:
+    if device is None:
+        return batch
+    moved = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch.inputs)
+    return Batch(moved, None if batch.labels is None else batch.labels.to(device), batch.size)
+
+
+def _check(batch: Batch, number: int) -> None:
+    for x in tree_flatten(batch.inputs)[0]:
+        if isinstance(x, Tensor) and x.is_meta:
+            raise DataError(
+                f"batch {number} of the calibration data is on the meta device and has no values"
+            )
+        if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            raise DataError(
+                f"batch {number} of the calibration data contains NaN or infinity; remove those samples"
+            )
+
+
+def signature(inputs: Inputs) -> tuple[Any, ...]:
+    """What a recorded program depends on: shapes and types of all tensors, and the other arguments."""
+    flat, spec = tree_flatten(inputs)
+    parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
+    return (str(spec), *parts)
+
+
+def fingerprint(batches: Sequence[Batch]) -> str:
+    """A hash of all inputs, to tell later whether a result was made with the same data."""
+    digest = hashlib.sha256()
+    for batch in batches:
+        for x in tree_flatten(batch.inputs)[0]:
+            if isinstance(x, Tensor):
+                digest.update(f"{tuple(x.shape)}{x.dtype}".encode())
+                digest.update(
+                    x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+                )
+            else:
+                digest.update(
+                    repr(x).encode()
+                    if isinstance(x, str | int | float | bool | None)
+                    else b"object"
+                )
+    return digest.hexdigest()[:32]

@@ -1,0 +1,275 @@
+"""What a caller gives as data, as batches in the caller's own form.
+
+Samples are drawn by seed wherever the data can be indexed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import sampler as samplers
+
+from subprune.errors import DataError
+
+__all__ = ["CHUNK", "Source", "as_tensor", "collate", "draw", "plain_item", "read"]
+
+CHUNK = 128  # samples are worked through in batches of this many, unless the caller made batches
+_ALLOWED = (
+    "give a tensor, a NumPy array, a tuple of these, a Dataset, a DataLoader, or an iterable of "
+    "tensors, (inputs, labels) tuples or dicts"
+)
+_RANDOM = (samplers.RandomSampler, samplers.SubsetRandomSampler, samplers.WeightedRandomSampler)
+Single = Callable[[Any], bool]  # whether an item is one sample, without a batch dimension
+
+
+@dataclass(frozen=True)
+class Source:
+    """Batches as the caller has them, each still to be turned into arguments of the model."""
+
+    items: Iterable[Any]
+    stream: bool = False  # its order is not known here: the first samples are no random ones
+    length: int | None = None  # of a stream, in items, if it says
+
+
+def read(data: Any, n: int | None, seed: int, single: Single) -> Source:
+    """`n` samples of the data as batches, drawn without replacement by seed; all in order if no
+    more.
+
+    `single` says of an item whether it is one sample or a batch; lists and data sets may hold
+    either. A stream is returned whole, in its own order.
+    """
+    data = data if isinstance(data, list) else plain_item(data)
+    if isinstance(data, Tensor):
+        return Source(_rows(data, n, seed))
+    if isinstance(data, Mapping):
+        return Source([_picked(data, n, seed)])
+    if isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
+        sizes = {x.shape[0] if x.ndim else 0 for x in data}
+        if len(sizes) == 1:  # (inputs, labels) of the whole set
+            return Source(zip(*(_rows(x, n, seed) for x in data), strict=True))
+    if isinstance(data, DataLoader):
+        return _loader(data, n, seed, single)
+    if isinstance(data, list | tuple):
+        return Source(_listed([plain_item(x) for x in data], n, seed, single))
+    if _indexable(data):
+        return Source(_indexed(data, n, seed, single))
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        return _stream(data, single)
+    raise DataError(f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}")
+
+
+def draw(length: int, n: int | None, seed: int) -> list[int] | None:
+    """`n` different numbers below `length`, in random order; None if that is all of them."""
+    if n is None or n >= length:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    if length <= 2**24:
+        return torch.randperm(length, generator=generator)[:n].tolist()
+    drawn: dict[int, None] = {}  # of so many, hardly any is drawn twice
+    while len(drawn) < n:
+        drawn.update(dict.fromkeys(torch.randint(length, (n,), generator=generator).tolist()))
+    return list(drawn)[:n]
+
+
+# ---- kinds of data ------------------------------------------------------------------------------
+
+
+def _rows(data: Tensor, n: int | None, seed: int) -> tuple[Tensor, ...]:
+    """The whole set in one tensor [samples, …]."""
+    if data.ndim == 0 or data.shape[0] == 0:
+        raise DataError(f"the calibration data is empty: a tensor of shape {tuple(data.shape)}")
+    rows = draw(data.shape[0], n, seed)
+    return (data if rows is None else data[torch.tensor(rows)]).split(CHUNK)
+
+
+def _picked(data: Mapping[str, Any], n: int | None, seed: int) -> Mapping[str, Any]:
+    """The whole set as keyword arguments: the same samples of each."""
+    tensors = [x for x in tree_flatten(dict(data))[0] if isinstance(x, Tensor)]
+    sizes = {x.shape[0] if x.ndim else 0 for x in tensors}
+    rows = draw(sizes.pop(), n, seed) if len(sizes) == 1 else None
+    if rows is None:
+        return data
+    return tree_map(lambda x: x[torch.tensor(rows)] if isinstance(x, Tensor) else x, dict(data))
+
+
+def _loader(loader: DataLoader[Any], n: int | None, seed: int, single: Single) -> Source:
+    """A loader that goes in order is drawn from; one that shuffles has drawn already."""
+    dataset, size = loader.dataset, loader.batch_size
+    if isinstance(loader.sampler, _RANDOM) and size is not None:
+        return Source(loader)
+    in_order = isinstance(loader.sampler, samplers.SequentialSampler) and _indexable(dataset)
+    if size is None or not in_order:
+        return _stream(loader, single)
+    rows = draw(len(dataset), n, seed)  # type: ignore[arg-type]
+    if rows is None:
+        return Source(loader)
+    parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return Source(loader.collate_fn([dataset[i] for i in part]) for part in parts)
+
+
+def _listed(items: list[Any], n: int | None, seed: int, single: Single) -> Iterable[Any]:
+    """A list of samples, or of batches; batches that are not alike are drawn whole."""
+    if not items:
+        return items
+    if single(items[0]):
+        rows = draw(len(items), n, seed)
+        return collate(items if rows is None else (items[i] for i in rows))
+    sizes = [_size(x) for x in items]
+    if None in sizes:  # no tensors yet: `forward` makes them
+        return _whole(items, n, seed)
+    rows = draw(sum(s or 0 for s in sizes), n, seed)
+    if rows is None:
+        return items
+    if not _alike(items):
+        return _whole(items, n, seed)
+    places = [(i, row) for i, size in enumerate(sizes) for row in range(size or 0)]
+    chosen = [places[r] for r in rows]
+    length = max(s or 0 for s in sizes)
+    return (_joined(items, chosen[i : i + length]) for i in range(0, len(chosen), length))
+
+
+def _indexed(data: Any, n: int | None, seed: int, single: Single) -> Iterable[Any]:
+    """A map-style data set of samples, or of batches."""
+    if len(data) == 0:
+        return []
+    if not single(plain_item(data[0])):
+        return _whole(data, n, seed)
+    rows = draw(len(data), n, seed)
+    return collate(plain_item(data[i]) for i in (range(len(data)) if rows is None else rows))
+
+
+def _whole(items: Any, n: int | None, seed: int) -> Iterator[Any]:
+    """Batches, in random order if they hold more samples than asked for, judging by the first."""
+    total = len(items) * (_size(plain_item(items[0])) or 1)
+    if n is None or total <= n:
+        return (items[i] for i in range(len(items)))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(items), generator=generator).tolist()
+    return (items[i] for i in order)
+
+
+def _stream(data: Iterable[Any], single: Single) -> Source:
+    """Anything that can only be gone through; the first item tells whether it holds samples."""
+    length = _length(data)
+    items = iter(data)
+    first = list(itertools.islice(items, 1))
+    whole: Iterator[Any] = itertools.chain(first, items)
+    if first and single(plain_item(first[0])):
+        batches = None if length is None else -(-length // CHUNK)
+        return Source(collate(plain_item(x) for x in whole), stream=True, length=batches)
+    return Source(whole, stream=True, length=length)
+
+
+def _length(data: Any) -> int | None:
+    """How many items there are; None where a loader of a stream has no answer."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _indexable(data: Any) -> bool:
+    if isinstance(data, IterableDataset | Mapping | str | bytes):
+        return False
+    return (isinstance(data, Dataset) or hasattr(data, "__getitem__")) and hasattr(data, "__len__")
+
+
+# ---- samples and batches ------------------------------------------------------------------------
+
+
+def collate(samples: Iterable[Any]) -> Iterator[Any]:
+    """Batches of samples that follow each other and have the same shapes."""
+    for _, alike in itertools.groupby(samples, _shapes):
+        while part := list(itertools.islice(alike, CHUNK)):
+            yield _collated(part)
+
+
+def _collated(samples: Sequence[Any]) -> Any:
+    try:
+        return default_collate(list(samples))
+    except (TypeError, RuntimeError, KeyError) as error:
+        text = str(error).strip().split("\n")[0][:200]
+        raise DataError(
+            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put into one "
+            f"batch: {text}; let the data set return tensors, or give a DataLoader with a collate_fn"
+        ) from error
+
+
+def _shapes(item: Any) -> tuple[Any, ...]:
+    leaves, spec = tree_flatten(item)
+    return (str(spec), *(tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in leaves))
+
+
+def _size(item: Any) -> int | None:
+    """Samples in a batch; None if it holds no tensor."""
+    tensors = [x for x in tree_flatten(item)[0] if isinstance(x, Tensor)]
+    return (tensors[0].shape[0] if tensors[0].ndim else 1) if tensors else None
+
+
+def _alike(items: Sequence[Any]) -> bool:
+    """Whether any samples of these batches could have been in one batch."""
+
+    def kind(item: Any) -> tuple[Any, ...] | None:
+        leaves, spec = tree_flatten(item)
+        if any(isinstance(x, Tensor) and (not x.ndim or x.shape[0] != _size(item)) for x in leaves):
+            return None
+        return (str(spec), *(_row_kind(x) for x in leaves))
+
+    kinds = {kind(x) for x in items}
+    return len(kinds) == 1 and None not in kinds
+
+
+def _row_kind(x: Any) -> Any:
+    return (tuple(x.shape[1:]), x.dtype, x.device) if isinstance(x, Tensor) else repr(x)
+
+
+def _joined(items: Sequence[Any], places: Sequence[tuple[int, int]]) -> Any:
+    """A batch of samples, each given by the number of its batch and its row there."""
+    spec = tree_flatten(items[0])[1]
+    columns = zip(*(tree_flatten(items[i])[0] for i, _ in places), strict=True)
+    rows = [row for _, row in places]
+    leaves = [
+        torch.stack([x[row] for x, row in zip(column, rows, strict=True)])
+        if isinstance(column[0], Tensor)
+        else column[0]
+        for column in columns
+    ]
+    return tree_unflatten(leaves, spec)
+
+
+# ---- arrays -------------------------------------------------------------------------------------
+
+
+def plain_item(data: Any) -> Any:
+    """NumPy arrays as tensors, also inside tuples, lists and dicts; everything else as it is."""
+    if isinstance(data, Tensor):
+        return data
+    if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
+        kind = type(data).__name__
+        raise DataError(f"calibration data of type {kind} cannot be read; give data.to_numpy()")
+    if isinstance(data, Mapping) and not isinstance(data, dict):
+        data = dict(data)
+    if isinstance(data, np.ndarray | list | tuple | dict):
+        return tree_map(lambda x: as_tensor(x) if isinstance(x, np.ndarray) else x, data)
+    return data
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """The array as a tensor that shares its memory where it can."""
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"the data holds values of type {array.dtype}; allowed are numbers")
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if native.dtype.kind == "u" and native.dtype.itemsize > 1:
+        native = native.astype(np.int64)
+    if native.dtype == np.longdouble:
+        native = native.astype(np.float64)
+    contiguous = np.ascontiguousarray(native).reshape(array.shape)  # a lone number gets a dimension
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())

@@ -1,0 +1,151 @@
+"""New weights of a layer once the kept units are known, regularised, and judged on inputs it was
+not fitted to.
+
+The fit minimises ``‖Y − B_S X‖² + λ·ḡ·‖X − W_S‖²``: least squares, drawn toward the old weights W
+by a ridge relative to ḡ, the mean energy of a kept column. A column that is hardly ever active
+keeps its old weight: the data says nothing better, and a weight fitted to its noise would be large
+and wrong on other inputs.
+
+A strength λ is tried on all inputs but one fold and judged on that fold; the one with the least
+error over all folds is used. The model itself is then fitted to all inputs. The fits without a fold
+are kept too: together they are a version of the model that has not seen the fold, to be judged on
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subprune.fit.fit import Figures, weight_growth
+from subprune.fit.solver import relative_error, solve
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.statistics import Statistics
+
+__all__ = ["FOLDS", "STRENGTHS", "Fitted", "cross_fit", "together"]
+
+FOLDS = 4
+"""Folds of the calibration inputs: each is judged by a fit to the other three."""
+
+STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Strengths of the ridge that are tried, relative to the mean energy of a column.
+
+The weakest is about the rounding of statistics that were multiplied in float32: it changes no
+direction that data tells of, and keeps weights from growing along those that only rounding does.
+"""
+
+_UNJUDGED = 1e-3
+"""The strength where nothing can be held out to judge one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The new weights of one block of a consumer; d columns, m outputs."""
+
+    weight: Tensor  # [d, m] float64, of the model itself; zero rows for dropped columns
+    versions: tuple[Tensor, ...]  # the same fitted without each fold; empty with one fold
+    ridge: float  # strength that was used
+    energy: float  # ‖Y‖² over all inputs
+    error: float  # share of it left on the inputs that were fitted
+    held_out: float  # share of it left on inputs that were not; nan with one fold
+    growth: float  # ‖new weights‖ / ‖old weights‖, on the kept columns
+    columns: int  # kept columns
+    rank: int  # independent ones among them
+    rows: int  # rows seen
+
+
+def cross_fit(
+    folded: FoldedStatistics,
+    whole: Statistics,
+    kept: Sequence[int],
+    old: Tensor,
+    strengths: Sequence[float],
+) -> Fitted:
+    """Weights for the columns of the units `kept` and the columns without a unit.
+
+    whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights.
+    strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
+    """
+    columns = whole.columns(kept)
+    strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
+    versions: tuple[Tensor, ...] = ()
+    if folded.folds > 1:
+        trials = [_Trial(folded, fold, columns, old) for fold in range(folded.folds)]
+        strength = _best_strength(trials, strengths)
+        versions = tuple(trial.weight(strength) for trial in trials)
+        energy = sum(trial.energy for trial in trials)
+        residual = sum(trial.residual(strength) for trial in trials)
+        held_out = residual / energy if energy else 0.0
+    final = solve(whole, kept, ridge=strength, toward=old)
+    return Fitted(
+        weight=final.weight,
+        versions=versions,
+        ridge=strength,
+        energy=whole.energy,
+        error=final.error,
+        held_out=held_out,
+        growth=weight_growth(columns, final.weight, old),
+        columns=final.columns,
+        rank=final.rank,
+        rows=whole.rows,
+    )
+
+
+class _Trial:
+    """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked
+    for.
+    """
+
+    def __init__(self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor) -> None:
+        self.columns, self.old = columns, old
+        self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
+        self.energy = self.unseen.energy
+        self._known: dict[float, tuple[Tensor, float]] = {}
+
+    def _fit(self, strength: float) -> tuple[Tensor, float]:
+        """The weights [q, m] of the kept columns, and what they leave of the fold's energy."""
+        if strength not in self._known:
+            every = self.seen.units.unique().tolist()
+            weight = solve(self.seen, every, ridge=strength, toward=self.old[self.columns]).weight
+            self._known[strength] = weight, relative_error(self.unseen, weight) * self.energy
+        return self._known[strength]
+
+    def residual(self, strength: float) -> float:
+        """What the fit leaves of the fold's energy."""
+        return self._fit(strength)[1]
+
+    def weight(self, strength: float) -> Tensor:
+        """The fitted weights [d, m]."""
+        new = torch.zeros(self.old.shape, dtype=torch.float64, device=self.seen.gram.device)
+        new[self.columns] = self._fit(strength)[0]
+        return new
+
+
+def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> float:
+    """The strength with the least held-out error.
+
+    The best for the first fold, or a neighbour that all prefer.
+    """
+    if len(strengths) == 1:
+        return strengths[0]
+    residuals = [trials[0].residual(strength) for strength in strengths]
+    best = residuals.index(min(residuals))
+    near = strengths[max(0, best - 1) : best + 2]
+    return min(near, key=lambda strength: sum(trial.residual(strength) for trial in trials))
+
+
+def together(fits: Sequence[Fitted]) -> Figures:
+    """What the fits of all consumers of a group say together."""
+    total = sum(f.energy for f in fits)
+    return Figures(
+        error=sum(f.error * f.energy for f in fits) / total if total else 0.0,
+        held_out=sum(f.held_out * f.energy for f in fits) / total if total else 0.0,
+        ridge=tuple(f.ridge for f in fits),
+        growth=max(f.growth for f in fits),
+        rows=min(f.rows for f in fits),
+        rank=sum(f.rank for f in fits),
+        columns=sum(f.columns for f in fits),
+    )

@@ -1,0 +1,106 @@
+"""What a fit is: an object that gives the layers which read a group their new weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from subprune.statistics.consumers import consumer_weight, stored_weight
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.place import Gathered
+from subprune.statistics.statistics import Statistics
+from subprune.structure import Consumer, Group
+
+__all__ = ["Figures", "Fit", "Tensors", "Work", "as_weight", "matrices", "weight_growth"]
+
+Tensors = dict[str, Tensor]
+"""Parameters and buffers of a model, by name."""
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured while the layers that read one group were fitted."""
+
+    error: float = float("nan")  # relative input change left, on the inputs that were fitted
+    held_out: float = float("nan")  # the same on inputs that were not fitted
+    ridge: tuple[float, ...] = ()  # strength of the ridge of every fit
+    growth: float = float("nan")  # the largest ‖new weights‖ / ‖old weights‖
+    rows: int = 0  # the fewest rows that a fit had
+    rank: int = 0  # independent columns among those kept, over all consumers
+    columns: int = 0  # columns kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One group whose kept units are known."""
+
+    group: Group
+    kept: tuple[int, ...]
+    gathered: Gathered
+    scale: Tensor | None = None  # [n_units], what a selector wants outgoing weights multiplied by
+
+    def blocks(self) -> Iterator[tuple[Consumer, Sequence[tuple[FoldedStatistics, Statistics]]]]:
+        """Every consumer with the statistics of its blocks, fold by fold and whole."""
+        pairs = list(zip(self.gathered.blocks, self.gathered.statistics, strict=True))
+        start = 0
+        for consumer in self.group.reweightable if pairs else ():
+            yield consumer, pairs[start : start + consumer.groups]
+            start += consumer.groups
+
+
+@dataclass(frozen=True)
+class Fit(ABC):
+    """Gives the consumers of a group their weights once the kept units are known."""
+
+    role: ClassVar[str] = "fit"
+    name: ClassVar[str]
+    needs_statistics: ClassVar[bool] = True
+
+    @property
+    def parts(self) -> int:
+        """Into how many folds the inputs are divided; 1: nothing is held out."""
+        return 1
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the bounds of the paper speak of what it leaves."""
+        return False
+
+    @abstractmethod
+    def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:
+        """Replace weights in `models`: the model itself, then its version fitted without each fold.
+
+        Tensors are replaced in the dicts, never written into.
+        """
+
+    def plain(self) -> Fit:
+        """The fit for quick looks at many budgets: nothing is held out."""
+        return self
+
+
+def matrices(consumer: Consumer, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """A consumer's weight as one matrix [d, m] for each block."""
+    return [w.flatten(1).T for w in consumer_weight(consumer, tensors).chunk(consumer.groups)]
+
+
+def as_weight(
+    consumer: Consumer, tensors: Mapping[str, Tensor], blocks: Sequence[Tensor]
+) -> Tensor:
+    """Matrices [d, m], one per block, as the consumer holds its weight."""
+    old = tensors[consumer.use.weight]
+    rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · taps]
+    new = rows.reshape(consumer_weight(consumer, tensors).shape).to(old)
+    return stored_weight(consumer, new)
+
+
+def weight_growth(columns: Tensor, new: Tensor, old: Tensor) -> float:
+    """‖new‖ / ‖old‖ on some columns [q] of weights [d, m]."""
+    before = float(torch.linalg.vector_norm(old.to(new)[columns]))
+    return float(torch.linalg.vector_norm(new[columns])) / before if before else float("nan")

@@ -1,0 +1,16 @@
+"""The fits there are, by the name that stands for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from subprune.fit.fit import Fit
+from subprune.fit.keep import Keep
+from subprune.fit.least_squares import LeastSquares
+
+__all__ = ["FITS", "FitName"]
+
+FitName = Literal["least-squares", "keep"]
+"""The names, for editors and type checkers."""
+
+FITS: dict[str, Fit] = {fit.name: fit for fit in (LeastSquares(), Keep())}

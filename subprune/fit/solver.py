@@ -1,0 +1,167 @@
+"""Least squares on the kept columns, from statistics alone. Knows nothing of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subprune.statistics.statistics import Statistics
+
+__all__ = ["Solution", "relative_error", "solve", "unfitted"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """New weights and how they were found."""
+
+    weight: Tensor  # [d, m] float64, zero rows for dropped columns
+    shift: Tensor | None  # [m] float64, to be added to the consumer's bias; None without intercept
+    error: float  # ‖Y − B·weight − 1·shiftᵀ‖² / ‖Y‖², 0 if Y is 0
+    columns: int  # kept columns (and the constant one with an intercept)
+    rank: int  # numerically independent ones among them
+    condition: float  # condition estimate of what was factored, at unit diagonal
+    solver: str  # "cholesky", or "shifted" where columns depend on each other
+
+
+def solve(
+    stats: Statistics,
+    kept: Iterable[int],
+    *,
+    intercept: bool = False,
+    tolerance: float | None = None,
+    ridge: float = 0.0,
+    toward: Tensor | None = None,
+) -> Solution:
+    """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
+
+    They minimise ``‖Y − B_S X‖²``; with ``intercept`` a constant column joins in, whose weights are
+    the shift of the bias. A `ridge` adds ``ridge · ḡ · ‖X − toward‖²``, with ḡ the mean of the kept
+    columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
+    those of columns about which the data says little most of all; the error is reported without it.
+    """
+    columns = stats.columns(kept)
+    gram, cross = _part(stats.gram, columns), stats.cross[columns]
+    pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
+    if intercept:
+        sums = stats.sums[columns]
+        count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)
+        gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
+        cross = torch.cat([cross, stats.target_sums[None]])
+    system, wanted = _with_ridge(gram, cross, pull, None if toward is None else toward[columns])
+    factor = _Factor(system, stats.tolerance if tolerance is None else tolerance)
+    solution = factor.solve(wanted)  # [q (+1), m]
+    solution += factor.solve(wanted - system @ solution)  # one step of refinement
+    left = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
+    error = max(0.0, left) / stats.energy if stats.energy else 0.0
+    new = torch.zeros_like(stats.cross)
+    new[columns] = solution[: len(columns)]
+    shift = solution[-1] if intercept else None
+    return Solution(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
+
+
+def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
+    """Given weights [d, m] on the kept columns, and zero elsewhere: [d, m] float64."""
+    columns = stats.columns(kept)
+    new = torch.zeros_like(stats.cross)
+    new[columns] = weight.detach().to(new)[columns]
+    return new
+
+
+def _with_ridge(
+    gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
+    if not bool(pull.any()):
+        return gram, cross
+    system, wanted, q = gram.clone(), cross.clone(), len(pull)
+    system.diagonal()[:q] += pull
+    if toward is not None:
+        wanted[:q] += pull[:, None] * toward.detach().to(wanted)
+    return system, wanted
+
+
+def _part(gram: Tensor, columns: Tensor) -> Tensor:
+    """Rows and columns of a matrix; itself, not a copy, if that is all of it."""
+    return (
+        gram
+        if len(columns) == len(gram)
+        else gram.index_select(0, columns).index_select(1, columns)
+    )
+
+
+class _Factor:
+    """What solves G·X = C, for G [q, q] at unit diagonal.
+
+    Cholesky's factor if all columns are independent. Otherwise ``Re (G + iμ)⁻¹ = G·(G² + μ²)⁻¹``
+    with μ, the tolerance times the largest eigenvalue: directions well above μ are solved for,
+    those below are noise and get next to no weight. That is close to the minimum-norm solution,
+    without the cost of eigenvectors.
+    """
+
+    def __init__(self, gram: Tensor, tolerance: float) -> None:
+        diagonal = gram.diagonal()
+        # [q, 1]
+        self.scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)[:, None]
+        dead = diagonal <= 0  # all-zero columns: they get zero
+        scaled = gram * self.scale * self.scale.T
+        scaled.diagonal()[dead] = 1.0
+        self.lower, info = torch.linalg.cholesky_ex(scaled)
+        self.shifted: tuple[Tensor, Tensor] | None = None
+        pivots = self.lower.diagonal()
+        if not len(gram) or (int(info) == 0 and float(pivots.min()) ** 2 > tolerance):
+            self.rank, self.solver = len(gram) - int(dead.sum()), "cholesky"
+            self.condition = float((pivots.max() / pivots.min()) ** 2) if len(gram) else 1.0
+            return
+        del self.lower, pivots  # these matrices are large: no more of them at once than needed
+        shift = tolerance * _largest(scaled)
+        scaled.diagonal().sub_(shift)
+        self.rank, self.solver, self.condition = (
+            _positive(scaled) - int(dead.sum()),
+            "shifted",
+            1 / tolerance,
+        )
+        scaled.diagonal().add_(shift)
+        moved = scaled.to(torch.complex128)
+        del scaled
+        moved.diagonal().add_(1j * shift)
+        self.shifted = torch.linalg.lu_factor(moved)
+
+    def solve(self, cross: Tensor) -> Tensor:
+        """X for C [q, m]."""
+        scaled = cross * self.scale
+        if self.shifted is None:
+            return torch.cholesky_solve(scaled, self.lower) * self.scale
+        return (
+            torch.linalg.lu_solve(
+                *self.shifted, torch.complex(scaled, torch.zeros_like(scaled))
+            ).real
+            * self.scale
+        )
+
+
+def _positive(matrix: Tensor) -> int:
+    """How many eigenvalues of a symmetric matrix are positive, by the signs in its LDLᵀ factors
+    (Sylvester).
+    """
+    factors, pivots = torch.linalg.ldl_factor(matrix)
+    single = pivots > 0  # the others come in pairs: blocks with one eigenvalue of each sign
+    return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2
+
+
+def _largest(matrix: Tensor) -> float:
+    """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
+    x = matrix.new_ones(len(matrix), 1)
+    for _ in range(12):
+        x = matrix @ (x / x.norm())
+    return float(x.norm())
+
+
+def relative_error(stats: Statistics, weight: Tensor) -> float:
+    """‖Y − B·weight‖² / ‖Y‖² from the statistics, in [0, ∞)."""
+    if stats.energy == 0:
+        return 0.0
+    total = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
+    return max(0.0, total) / stats.energy

@@ -1,0 +1,11 @@
+"""What is proven about the selection, beside what was measured."""
+
+from subprune.guarantees.certificates import (
+    BudgetGuarantee,
+    GroupGuarantee,
+    Guarantees,
+    group_guarantee,
+    guarantees,
+)
+
+__all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]

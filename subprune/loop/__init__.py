@@ -1,0 +1,1 @@
+"""The way through the network, group after group."""

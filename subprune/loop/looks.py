@@ -1,0 +1,83 @@
+"""One look at all groups of the dense model, in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from subprune.errors import OptionError
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import Tour, in_order
+from subprune.loop.visits import Tick, Visit, visits
+from subprune.messages import Message
+from subprune.select.greedy import KeepOrder, follow
+from subprune.select.selector import Setting
+from subprune.select.sensitivity import Sensitivity, sensitivity
+from subprune.structure import Group
+
+__all__ = ["comparable_scores", "curves", "looks", "sensitivities"]
+
+
+def looks(
+    setting: Setting,
+    recipe: Recipe,
+    *,
+    groups: Sequence[Group] | None = None,
+    clip: float | None = None,
+    statistics: bool | None = None,
+    tick: Tick = lambda group: None,
+) -> Iterator[Visit]:
+    """Visits to groups of the dense model, none of which is decided; None: to all."""
+    chosen = setting.groups if groups is None else tuple(groups)
+    dense = recipe.on_dense(clip)
+    tour = Tour(setting.calibration, chosen, pruned=False, seed=setting.seed)
+    return visits(tour, chosen, dense, setting, statistics=statistics, tick=tick)
+
+
+def curves(
+    setting: Setting, recipe: Recipe, *, clip: float | None = None, tick: Tick = lambda group: None
+) -> dict[str, KeepOrder]:
+    """Keep orders and error curves; those of selectors without a curve are computed."""
+    orders = {}
+    for visit in looks(setting, recipe, clip=clip, statistics=True, tick=tick):
+        orders[visit.group.name] = with_errors(visit)
+        del visit
+    return orders
+
+
+def with_errors(visit: Visit) -> KeepOrder:
+    """A ranking with its error curve, computed from the statistics if the selector gave none."""
+    if visit.ranking.curve is not None:
+        return visit.ranking.curve
+    return follow(visit.gathered.statistics, visit.group.n_units, visit.ranking.order)
+
+
+def comparable_scores(
+    setting: Setting, recipe: Recipe, *, tick: Tick = lambda group: None
+) -> dict[str, Tensor]:
+    """Scores of all units that can be compared between groups."""
+    scores: dict[str, Tensor] = {}
+    needed = recipe.selector.needs_statistics
+    for visit in looks(setting, recipe, statistics=needed, tick=tick):
+        if visit.ranking.scores is None:
+            raise OptionError(
+                Message(
+                    "{allocate=} needs scores that can be compared between layers, and {who} has "
+                    "none; use another rule, or one of act-grad, weight-norm, random",
+                    allocate="score",
+                    who=recipe.who,
+                )
+            )
+        scores[visit.group.name] = visit.ranking.scores
+    return scores
+
+
+def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
+    """Sensitivities of all units."""
+    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    known = {}
+    for group in in_order(setting.groups):
+        tick(group)
+        known[group.name] = sensitivity(setting.calibration, group, tour.go_to(group).dense)
+    return known

@@ -1,0 +1,45 @@
+"""How a group is treated: three of the four choices. The fourth, who gives up how much, comes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from subprune.fit.fit import Fit
+from subprune.messages import Message
+from subprune.select.selector import Selector
+from subprune.statistics.targets import Layer, Target
+
+__all__ = ["Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the layers should give, which units stay, and what the weights become."""
+
+    target: Target
+    selector: Selector
+    fit: Fit
+    name: str = ""  # of the method it comes from, for messages
+
+    @property
+    def who(self) -> str:
+        """For messages."""
+        if self.name:
+            return Message("{method=}", method=self.name)
+        return f"selector {self.selector.name!r}"
+
+    @property
+    def needs_statistics(self) -> bool:
+        return self.selector.needs_statistics or self.fit.needs_statistics
+
+    @property
+    def unbounded(self) -> str:
+        """Why the bounds of the paper do not speak of what it leaves; empty if they do."""
+        if not self.selector.bounded:
+            return f"units are chosen by {self.selector}"
+        return "" if self.fit.bounded else f"weights are left to {self.fit}"
+
+    def on_dense(self, clip: float | None = None) -> Recipe:
+        """The same for a look at the dense model alone, with all units of a group ranked."""
+        target = Layer(patches=self.target.patches, clip=clip)
+        return replace(self, target=target, selector=self.selector.whole(), fit=self.fit.plain())

@@ -1,0 +1,133 @@
+"""The dense and the pruned run on their way past the groups: the only thing that moves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from subprune.cutting.masking import keep_mask, overrides, zero
+from subprune.fit.fit import Tensors
+from subprune.program import parallel
+from subprune.statistics.batchnorm import stored_norms
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.place import Place
+from subprune.statistics.runs import Passage, Run
+from subprune.structure import Group
+
+__all__ = ["Tour", "in_order", "switched_off"]
+
+
+def in_order(groups: Sequence[Group]) -> list[Group]:
+    """Forward order: by the first layer that reads the units."""
+    return sorted(groups, key=lambda g: (min(c.use.op for c in g.reweightable), g.first_op))
+
+
+class Tour:
+    """Both runs of one call, side by side.
+
+    pruned: whether anybody looks at the activations of the model pruned so far; otherwise only its
+    tensors are kept up to date. renew: whether BatchNorm statistics are re-estimated on the way.
+    """
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        groups: Sequence[Group],
+        *,
+        pruned: bool,
+        renew: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.dense, self.current = calibration.start(), calibration.start()
+        self.pruned, self.seed = pruned, seed
+        self.current.renew = stored_norms(calibration.structure.program) if renew else {}
+        folds = calibration.n_folds
+        # Tensors of the model fitted without each fold; empty where nothing is held out.
+        self.versions: list[Tensors] = [self.current.tensors] * folds if folds > 1 else []
+        self.rewritten: set[str] = set()  # tensors that fits replaced
+        self._past_dense = Passage(self.dense, groups)
+        self._past_current = Passage(self.current, groups)
+        self._undecided = {g.name: g for g in groups}
+        self._removed: dict[int, Tensor] = {}
+
+    @property
+    def models(self) -> list[Tensors]:
+        """The tensors of the model pruned so far and of its versions."""
+        return [self.current.tensors, *self.versions]
+
+    def go_to(self, group: Group) -> Place:
+        """Advance to the first layer that reads the group."""
+        passages = [self._past_dense, self._past_current] if self.pruned else [self._past_dense]
+        go = functools.partial(Passage.go_to, group=group)
+        marks = parallel.each(go, passages, self.current.on_cpu)
+        source = self.current if self.pruned else self.dense
+        return Place(
+            group=group,
+            current=source.fork(),
+            dense=self.dense.fork(),
+            removed=dict(self._removed),
+            start=marks[-1],
+            seed=self.seed,
+        )
+
+    def apply(
+        self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
+    ) -> None:
+        """Take over newly fitted tensors of the model and its versions; switch other units off.
+
+        start: the pruned run before it saw how many units the group has, where anything does.
+        """
+        old = self.current.tensors
+        self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
+        self.current.tensors, *self.versions[:] = switched_off(group, kept, models)
+        keep = keep_mask(group, kept)
+        self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))
+        if start is not None and self.pruned:
+            start.tensors, start.override = self.current.tensors, self.current.override
+            self.current.envs, self.current.position = start.envs, start.position
+        self._note_removed(group, kept)
+        self._undecided.pop(group.name, None)
+
+    def skip_to(self, passed: Run | None) -> None:
+        """Go on from where a fork of the dense run has got to, unless a group is waiting before."""
+        if passed is None:
+            return
+        ops = (c.use.op for g in self._undecided.values() for c in g.consumers)
+        if passed.position <= min(ops, default=passed.position):
+            self.dense.go_on_from(passed)
+
+    def finish(self) -> tuple[str, ...]:
+        """Run to the end where BatchNorm statistics are re-estimated; the tensors that were."""
+        if not self.current.renew:
+            return ()
+        self.current.advance(len(self.current.programs[0].ops))
+        renewed = tuple(name for pair in self.current.renew.values() for name in pair)
+        new = {name: self.current.tensors[name] for name in renewed}
+        self.versions = [{**own, **new} for own in self.versions]
+        return renewed
+
+    def _note_removed(self, group: Group, kept: Sequence[int]) -> None:
+        """Mark the inputs of the consumers that go: the same layer may read other groups too."""
+        keep = torch.as_tensor(keep_mask(group, kept))
+        for consumer in group.consumers:
+            units = torch.as_tensor(consumer.columns)
+            off = (units >= 0) & ~keep[units.clamp(min=0)]
+            op = consumer.use.op
+            self._removed[op] = self._removed[op] | off if op in self._removed else off
+
+
+def switched_off(group: Group, kept: Sequence[int], models: Sequence[Tensors]) -> list[Tensors]:
+    """Versions of a model with removed units zeroed; they go on sharing tensors that they share."""
+    keep = keep_mask(group, kept)
+    zeroed: dict[int, Tensor] = {}  # by the identity of the tensor before
+    results = []
+    for tensors in models:
+        new = dict(tensors)
+        zero(new, group, keep)
+        for name in {slot.tensor for slot in group.slots}:
+            new[name] = zeroed.setdefault(id(tensors[name]), new[name])
+        results.append(new)
+    return results

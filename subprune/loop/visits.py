@@ -1,0 +1,158 @@
+"""One visit to every group, in forward order: go there, gather, rank. The only such loop.
+
+Where a target looks at the dense model alone, nothing depends on earlier decisions: the runs go on
+while earlier groups are still being ranked on other cores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import Tour, in_order
+from subprune.program import parallel
+from subprune.select.selector import Ranking, Setting, View
+from subprune.statistics.place import Gathered, generator
+from subprune.statistics.runs import Run
+from subprune.structure import Group
+
+__all__ = ["Tick", "Visit", "visits"]
+
+Tick = Callable[[Group], None]
+"""Called when a group's turn comes."""
+
+_PENDING = 256 * 2**20  # bytes of statistics that may wait for their selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """One group, ranked; everything it takes to decide it."""
+
+    group: Group
+    ranking: Ranking
+    gathered: Gathered
+    start: Run | None  # the run before anything saw how many units there are, if anything does
+    seconds: float  # for going there, gathering and ranking
+
+
+def visits(
+    tour: Tour,
+    groups: Sequence[Group],
+    recipe: Recipe,
+    setting: Setting,
+    *,
+    counts: Mapping[str, int] | None = None,
+    statistics: bool | None = None,
+    tick: Tick = lambda group: None,
+) -> Iterator[Visit]:
+    """The groups in forward order. Each must be decided, or left, before the next is asked for.
+
+    counts: how many units will be kept, where that is known already. statistics: whether they are
+    gathered; None: where the recipe needs them.
+    """
+    recipe.selector.check(setting, recipe.who)
+    ahead = not recipe.target.sees_pruned
+    gather = recipe.needs_statistics if statistics is None else statistics
+    waiting: deque[_Pending] = deque()
+    for group in in_order(groups):
+        while waiting and _shares_reader(group, [w.group for w in waiting]):
+            yield waiting.popleft().visit()
+        tick(group)
+        k = None if counts is None else counts[group.name]
+        waiting.append(_begun(tour, group, recipe, setting, k, gather, waiting if ahead else None))
+        while waiting and not (ahead and _room(waiting)):
+            yield waiting.popleft().visit()
+    while waiting:
+        yield waiting.popleft().visit()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    """A group whose ranking was begun."""
+
+    group: Group
+    gathered: Gathered
+    start: Run | None
+    ranking: Future[tuple[Ranking, float]]
+    seconds: float
+
+    def visit(self) -> Visit:
+        """Wait for the ranking."""
+        ranking, seconds = self.ranking.result()
+        return Visit(
+            group=self.group,
+            ranking=ranking,
+            gathered=self.gathered,
+            start=self.start,
+            seconds=self.seconds + seconds,
+        )
+
+
+def _begun(
+    tour: Tour,
+    group: Group,
+    recipe: Recipe,
+    setting: Setting,
+    k: int | None,
+    gather: bool,
+    others: Sequence[_Pending] | None,
+) -> _Pending:
+    """Go to a group, gather what is needed, and begin to rank it.
+
+    others: those that are being ranked meanwhile; None where the ranking cannot be put off.
+    """
+    started = time.perf_counter()
+    place = tour.go_to(group)
+    gathered = recipe.target.gather(place) if gather else Gathered()
+    selector = recipe.selector
+    view = View(
+        group=group,
+        setting=setting,
+        generator=generator(setting.seed, group.name),
+        statistics=gathered.statistics,
+        k=k,
+        place=place if selector.needs_runs else None,
+    )
+
+    def rank() -> tuple[Ranking, float]:
+        begun = time.perf_counter()
+        ranking = selector.rank(view)
+        return ranking, time.perf_counter() - begun
+
+    seconds = time.perf_counter() - started
+    put_off = others is not None and not selector.needs_runs
+    if put_off and _fits([gathered, *(w.gathered for w in others or ())]):
+        future = parallel.later(rank)
+    else:
+        future = Future()
+        future.set_result(rank())
+    return _Pending(
+        group=group, gathered=gathered, start=place.start, ranking=future, seconds=seconds
+    )
+
+
+def _room(waiting: Sequence[_Pending]) -> bool:
+    """Whether one more group may be gathered while these are still being ranked."""
+    return _fits([w.gathered for w in waiting])
+
+
+def _fits(gathered: Sequence[Gathered]) -> bool:
+    """Whether statistics as large as the largest of these fit beside them."""
+    sizes = [s.gram.nbytes for one in gathered for s in one.statistics]
+    few = len(gathered) < torch.get_num_threads()
+    return few and sum(sizes) + max(sizes, default=_PENDING) <= _PENDING
+
+
+def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
+    """Whether a layer reads this group and one of the others.
+
+    Then the decision of one changes the statistics of the other.
+    """
+    own = {c.use.op for c in group.consumers}
+    return any(c.use.op in own for other in others for c in other.consumers)

@@ -1,0 +1,132 @@
+"""The prune loop: visit, decide, fit, switch off, go on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from subprune.cutting.masking import keep_mask, overrides
+from subprune.errors import OptionError
+from subprune.fit.fit import Figures, Fit, Tensors, Work
+from subprune.loop.recipe import Recipe
+from subprune.loop.tour import Tour, switched_off
+from subprune.loop.visits import Tick, Visit, visits
+from subprune.plan import GroupPlan
+from subprune.program.program import Override, Program
+from subprune.select.selector import Setting
+from subprune.statistics.runs import Run
+
+__all__ = ["Walk", "alone", "walk"]
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """The result of a walk: what was decided, and the tensors of the masked, refitted model."""
+
+    groups: dict[str, GroupPlan]
+    tensors: dict[str, Tensor]
+    dense: Run  # of the dense model, past the last group
+    versions: list[Tensors] = field(default_factory=list)  # fitted without each fold
+    # corrected operations of the masked model
+    override: dict[int, Override] = field(default_factory=dict)
+    rewritten: frozenset[str] = frozenset()  # tensors that fits replaced
+    renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
+    notes: list[str] = field(default_factory=list)
+
+
+def walk(
+    setting: Setting,
+    recipe: Recipe,
+    counts: Mapping[str, int],
+    *,
+    renew: bool = False,
+    see: Callable[[Visit], None] = lambda visit: None,
+    tick: Tick = lambda group: None,
+) -> Walk:
+    """Decide every group of the setting in forward order.
+
+    `renew` re-estimates BatchNorm statistics on the way, so that targets that look at the pruned
+    model see what it then computes. `see` is shown every visit before it is decided.
+    """
+    calibration, groups = setting.calibration, setting.groups
+    pruned = recipe.target.sees_pruned
+    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed)
+    plans: dict[str, GroupPlan] = {}
+    for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
+        see(visit)
+        plans[visit.group.name] = _decide(tour, visit, recipe, counts[visit.group.name])
+        del visit  # its statistics are large, and the next ones are about to be gathered
+    renewed = tour.finish()
+    return Walk(
+        groups=plans,
+        tensors=tour.current.tensors,
+        dense=tour.dense,
+        versions=tour.versions,
+        override=tour.current.override,
+        rewritten=frozenset(tour.rewritten),
+        renewed=renewed,
+    )
+
+
+def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
+    """Keep the first k units, and bring the tour up to date."""
+    started = time.perf_counter()
+    group, order = visit.group, visit.ranking.order
+    if len(order) < k:
+        raise OptionError(
+            f"{recipe.who} ranked {len(order)} units of group {group.name!r}, but {k} are to be "
+            "kept; a method must rank at least view.k units"
+        )
+    kept = group.choice(order, k)
+    before = {slot.tensor: tuple(tour.dense.tensors[slot.tensor].shape) for slot in group.slots}
+    models, figures = _fitted(visit, kept, recipe.fit, tour.models)
+    tour.apply(group, kept, models, visit.start)
+    tour.skip_to(visit.gathered.passed)
+    curve = visit.ranking.curve
+    return GroupPlan(
+        name=group.name,
+        kind=group.kind,
+        units=group.n_units,
+        kept=kept,
+        consumers=tuple(c.name for c in group.consumers),
+        order=order,
+        errors=() if curve is None else tuple(float(e) for e in curve.errors),
+        dependent=() if curve is None else curve.dependent,
+        error=figures.error,
+        held_out=figures.held_out,
+        ridge=figures.ridge,
+        growth=figures.growth,
+        rows=figures.rows,
+        rank=(0 if curve is None else sum(curve.ranks[:k])) or figures.rank,
+        columns=figures.columns,
+        seconds=visit.seconds + time.perf_counter() - started,
+        shapes=before,
+    )
+
+
+def _fitted(
+    visit: Visit, kept: tuple[int, ...], fit: Fit, models: Sequence[Tensors]
+) -> tuple[list[Tensors], Figures]:
+    """Models with new weights for what reads the units that stay."""
+    scale = visit.ranking.scale
+    work = Work(
+        group=visit.group,
+        kept=kept,
+        gathered=visit.gathered,
+        scale=None if scale is None else scale(len(kept)),
+    )
+    new = [dict(tensors) for tensors in models]
+    return new, fit.apply(work, new)
+
+
+def alone(
+    visit: Visit, k: int, fit: Fit, tensors: Tensors, program: Program
+) -> tuple[Tensors, dict[int, Override]]:
+    """The dense model with only this group pruned, to k units: its tensors and overrides."""
+    kept = visit.group.choice(visit.ranking.order, k)
+    new, _ = _fitted(visit, kept, fit, [tensors])
+    (pruned,) = switched_off(visit.group, kept, new)
+    return pruned, overrides(program, [(visit.group, keep_mask(visit.group, kept))])

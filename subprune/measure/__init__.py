@@ -1,0 +1,1 @@
+"""Figures of models: what outputs answer, how far two models agree, sizes, times."""

@@ -1,0 +1,211 @@
+"""What an output answers: where its classes lie, and what one answer is about.
+
+The outputs of a network are numbers without a label on them. What they mean is read from evidence,
+strongest first: the labels; an input that the output resembles (images made from images); the
+recorded operations that made the output; and integer inputs (tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from subprune.data.batches import Batch
+from subprune.program.ops import activation, argument, belongs, moved, product
+from subprune.program.program import Op, Program, Ref, Value, flat_tensors
+
+__all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
+
+IGNORED = -100  # PyTorch's label for answers that do not count
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an output is read."""
+
+    dim: int | None  # dimension of the classes; None: the outputs are numbers, not classes
+    kind: str = ""  # what an answer is about: "input", "pixel", "token", "position"; "" for numbers
+
+    def classes(self, output: Tensor) -> Tensor:
+        """The class with the largest output, for every answer."""
+        if self.dim is None:
+            raise ValueError("the outputs are not classes")
+        return output if not output.is_floating_point() else output.argmax(self.dim)
+
+
+def main_output(tensors: Sequence[Tensor]) -> Tensor:
+    """The output that is looked at: the first floating one, or the first if there is none."""
+    return next((x for x in tensors if x.is_floating_point()), tensors[0])
+
+
+def read(output: Tensor, batch: Batch, program: Program | None = None) -> Reading:
+    """How the output of a batch is read; `program` is the recorded run that made it, if any.
+
+    * Labels decide: floating ones are numbers to be met; integers are classes, along the dimension
+      that the output has beyond them: ``[N]`` for ``[N, C]``, ``[N, H, W]`` for ``[N, C, H, W]``,
+      ``[N, T]`` for ``[N, T, V]``.
+    * One column is a number. An output of the shape of a floating input, or with its channels and a
+      multiple of its height and width, is one made from it (a denoiser, an autoencoder,
+      super-resolution): numbers.
+    * What made the output: a normalised vector, tanh, or a sum with the input itself is not a
+      choice between classes: numbers. The classes of a linear layer are last, those of a
+      convolution second.
+    * Integer inputs ``[N, T]`` are tokens: the classes of ``[N, T, V]`` are last.
+    * Where none of this helps: classes last in ``[N, C]`` and ``[N, T, V]``, second in
+      ``[N, C, H, W]``.
+    """
+    if output.is_complex():
+        return Reading(None)
+    if not output.is_floating_point():  # class numbers already
+        return Reading(output.ndim, _kind(tuple(output.shape), output.ndim, batch))
+    dim = _class_dim(output, batch, program)
+    if dim is None:
+        return Reading(None)
+    shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
+    return Reading(dim, _kind(shape, dim, batch))
+
+
+def read_program(program: Program, batch: Batch) -> Reading:
+    """How the output of a recorded run on the batch is read, before there are any outputs."""
+    value = program.values[program.answer]
+    return read(torch.empty(value.shape, dtype=value.dtype, device="meta"), batch, program)
+
+
+def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
+    """Whether there is one class number for every answer along `dim`; some may be `IGNORED`."""
+    shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
+    if labels.is_floating_point() or tuple(labels.shape) != shape:
+        return False
+    counted = labels[labels != IGNORED]
+    classes = output.shape[dim] if dim < output.ndim else torch.iinfo(torch.int64).max
+    return counted.numel() > 0 and int(counted.min()) >= 0 and int(counted.max()) < classes
+
+
+def _kind(shape: tuple[int, ...], dim: int, batch: Batch) -> str:
+    """What one of the answers [shape] is about."""
+    if prod(shape) == batch.size:
+        return "input"
+    if any(prod(x.shape) == prod(shape) for x in _integers(batch)):
+        return "token"
+    if len(shape) > 2:
+        return "pixel"
+    return "token" if dim == len(shape) else "position"
+
+
+def _integers(batch: Batch) -> list[Tensor]:
+    return [x for x in flat_tensors(batch.inputs) if x.dtype in (torch.int64, torch.int32)]
+
+
+def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | None:
+    shape, labels = tuple(output.shape), batch.labels
+    if len(shape) < 2:
+        return None
+    source = _Source() if program is None else _source(program)
+    usual = 1 if len(shape) > 3 else len(shape) - 1
+    if source.dim is not None and source.dim < len(shape):
+        usual = source.dim
+    if labels is not None:
+        if labels.is_floating_point():
+            return None
+        places = [d for d in (usual, *range(1, len(shape))) if fitting(labels, output, d)]
+        if places and shape[places[0]] > 1:
+            return places[0]
+    if not source.classes or _made_from_input(shape, batch):
+        return None
+    if any(tuple(x.shape) == shape[:-1] for x in _integers(batch)):
+        usual = len(shape) - 1
+    return usual if shape[usual] > 1 else None
+
+
+def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
+    """Whether an input looks like the output: its channels, and lengths that divide the output's."""
+    for x in flat_tensors(batch.inputs):
+        if not x.is_floating_point() or x.ndim != len(shape) or x.shape[:2] != shape[:2]:
+            continue
+        if all(n and m % n == 0 for m, n in zip(shape, x.shape, strict=True)):
+            return True
+    return False
+
+
+# ---- what the recorded operations say ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What made the output: where its classes lie, if that is known, and whether they are any."""
+
+    dim: int | None = None
+    classes: bool = True
+
+
+_NUMBERS = _Source(classes=False)
+
+
+def _source(program: Program) -> _Source:
+    """Back from the output to the layer that made it, then forward with its output dimension."""
+    makers = {vid: op for op in program.ops for vid in op.outs}
+    steps: list[tuple[Op, Value, Value]] = []
+    made = program.values[program.answer]
+    while made.id in makers:
+        op = makers[made.id]
+        entry = product(op)
+        if entry is not None:
+            return _forward(entry.output % len(made.shape), reversed(steps))
+        given = [
+            program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")
+        ]
+        if belongs(op, "features") or any(
+            v.source == "input" and v.shape == made.shape for v in given
+        ):
+            return _NUMBERS
+        candidates = [v for v in given if v.source == "op" and v.dtype.is_floating_point]
+        if not candidates:
+            return _Source()
+        read = max(candidates, key=lambda v: prod(v.shape))
+        if belongs(op, "scaling") and any(_is_norm(v, read, makers, program) for v in candidates):
+            return _NUMBERS
+        steps.append((op, read, made))
+        made = read
+    return _Source()
+
+
+def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
+    dim: int | None = output
+    for op, read, made in steps:
+        dim = None if dim is None else moved(op, read.shape, made.shape, dim)
+    return _Source(dim)
+
+
+def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:
+    """Whether a factor was computed from the vectors it multiplies, one number for each.
+
+    The product is then a direction. A plain sum is no norm: divided by it, classes become shares.
+    """
+    maker = makers.get(scale.id)
+    if maker is not None and belongs(maker, "repetition"):
+        source = argument(maker, activation(maker))
+        scale = program.values[source.id] if isinstance(source, Ref) else scale
+        maker = makers.get(scale.id)
+    if maker is None or belongs(maker, "sum") or len(scale.shape) != len(read.shape):
+        return False
+    narrow = [d for d, (m, n) in enumerate(zip(scale.shape, read.shape, strict=True)) if m == 1 < n]
+    return len(narrow) == 1 and _depends(scale.id, read.id, makers)
+
+
+def _depends(value: int, on: int, makers: dict[int, Op]) -> bool:
+    """Whether a value was computed from another; nothing made before that one is looked at."""
+    first = makers[on].index
+    waiting, seen = [value], {value}
+    while waiting:
+        maker = makers.get(waiting.pop())
+        if maker is None or maker.index <= first:
+            continue
+        if on in maker.inputs:
+            return True
+        waiting += [v for v in maker.inputs if v not in seen]
+        seen.update(maker.inputs)
+    return False

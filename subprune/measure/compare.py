@@ -1,0 +1,118 @@
+"""How the outputs of two models compare: in their classes, their numbers, their right answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subprune.data.batches import Batch
+from subprune.measure.answers import IGNORED, Reading, fitting, read
+from subprune.program.program import Program
+
+__all__ = ["Comparison", "Tally", "compare"]
+
+NAN = float("nan")
+_CHUNK = 2**22  # numbers compared in float64 at a time
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How outputs before and after compare on some inputs."""
+
+    inputs: int  # inputs compared
+    answers: int  # predictions compared: inputs, pixels or tokens
+    kind: str  # "input", "pixel", "token", "position": what one answer is about; "" for numbers
+    agreement: float  # share of answers with the same class; nan for regression
+    output_change: float  # ‖after − before‖² / ‖before‖²
+    accuracy: tuple[float, float] | None = None  # on labelled inputs, before and after
+
+    @property
+    def relative_error(self) -> float:
+        """‖after − before‖ / ‖before‖"""
+        return math.sqrt(self.output_change) if self.output_change >= 0 else NAN
+
+
+def compare(
+    before: Iterable[Tensor],
+    after: Iterable[Tensor],
+    batches: Sequence[Batch],
+    program: Program | None = None,
+) -> Comparison:
+    """Outputs of two models compared, batch by batch; `program` is a recorded run of the first.
+
+    What the outputs mean is read as `subprune.measure.answers.read` says: classes for each input,
+    pixel or token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be
+    the same in both; the change is that of the finite ones, and infinite where they do not match.
+    Accuracy is there if every batch has one class number for each answer; -100 is not counted.
+    """
+    tally = Tally(program)
+    for a, b, batch in zip(before, after, batches, strict=True):
+        tally.add(a, b, batch)
+    return tally.result()
+
+
+class Tally:
+    """Counts for a `Comparison`, batch by batch: several can be kept over the same outputs."""
+
+    def __init__(self, program: Program | None = None) -> None:
+        self.program = program
+        self.reading: Reading | None = None
+        self.gap = self.energy = 0.0
+        self.same = self.answers = self.inputs = 0
+        self.batches = self.labelled = self.counted = 0
+        self.right = [0, 0]
+
+    def add(self, before: Tensor, after: Tensor, batch: Batch) -> None:
+        """Add the outputs of one batch."""
+        if self.reading is None:
+            self.reading = read(before, batch, self.program)
+        self.inputs += batch.size
+        self.batches += 1
+        gap, energy = _energies(before, after)
+        self.gap, self.energy = self.gap + gap, self.energy + energy
+        if self.reading.dim is None:
+            return
+        one, other = self.reading.classes(before), self.reading.classes(after)
+        self.same += int((one == other).sum())
+        self.answers += one.numel()
+        labels = batch.labels
+        if labels is not None and fitting(labels, before, self.reading.dim):
+            self.labelled += 1
+            self.counted += int((labels != IGNORED).sum())
+            self.right[0] += int((one == labels).sum())
+            self.right[1] += int((other == labels).sum())
+
+    def result(self) -> Comparison:
+        """What all batches say together."""
+        known = self.counted > 0 and self.labelled == self.batches
+        accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
+        kind = self.reading.kind if self.reading is not None else ""
+        agreement = self.same / self.answers if self.answers else NAN
+        return Comparison(
+            self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy
+        )
+
+
+def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:
+    """‖after − before‖² and ‖before‖² of finite entries; the first is infinite where others differ."""
+    gap = energy = 0.0
+    for a, b in zip(before.reshape(-1).split(_CHUNK), after.reshape(-1).split(_CHUNK), strict=True):
+        a, b = (torch.view_as_real(x).double() if x.is_complex() else x.double() for x in (a, b))
+        finite = a.isfinite() & b.isfinite()
+        if not bool(finite.all()):
+            matching = (a == b) | (a.isnan() & b.isnan())
+            gap = gap if bool((finite | matching).all()) else math.inf
+            a, b = a[finite], b[finite]
+        gap += float((b - a).square().sum())
+        energy += float(a.square().sum())
+    return gap, energy
+
+
+def _ratio(gap: float, energy: float) -> float:
+    if energy:
+        return gap / energy
+    return 0.0 if gap == 0 else math.inf

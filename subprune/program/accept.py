@@ -1,0 +1,96 @@
+"""Which models can be pruned; the others are refused by name, with what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from subprune.errors import DataError, OptionError
+
+__all__ = ["check_kind", "check_model"]
+
+_QUANTISED_PACKAGES = ("bitsandbytes", "torchao", "auto_gptq", "gptqmodel", "awq")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what cannot be pruned faithfully: wrappers, and weights that cannot be refitted."""
+    check_kind(model)
+    for name, x in [*model.named_parameters(), *model.named_buffers()]:
+        _check_tensor(name, x)
+
+
+def check_kind(model: nn.Module) -> None:
+    """Refuse modules that cannot be recorded or cut, whatever their weights are."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    _check_wrapper(model)
+    for name, module in model.named_modules():
+        place = f"{name!r} of the model" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            raise OptionError(
+                f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be "
+                "cut; give the Python module that it was made from, and script the result"
+            )
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(is_lazy(x) for x in own):
+            raise OptionError(
+                f"{place} is a {type(module).__name__} that has no weights yet; call the model once with "
+                "an example input, and load trained weights"
+            )
+        if _is_quantised(module):
+            raise OptionError(
+                f"{place} is quantised ({type(module).__module__}.{type(module).__name__}), so that its "
+                "weights cannot be refitted; prune the model in float32, then quantise the result"
+            )
+
+
+def _check_wrapper(model: nn.Module) -> None:
+    """What stands around the model itself and would not survive."""
+    kind = type(model).__name__
+    if isinstance(model, DataParallel | DistributedDataParallel):
+        raise OptionError(f"the model is wrapped in {kind}; give model.module, and wrap the result")
+    if kind == "OptimizedModule":
+        raise OptionError("the model was compiled by torch.compile; give model._orig_mod instead")
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel) or getattr(module, "device_ids", None):
+            wrapper = type(module).__name__
+            raise OptionError(
+                f"{name!r} of the model is wrapped in {wrapper}; give it {name}.module"
+            )
+    if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # a stand-in that raises
+        raise OptionError(
+            "the model was made by torch.export, which fixes how it is run; give the Python module that "
+            "it was made from, and export the result with subprune.export"
+        )
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    """Layers whose weights are packed whole numbers."""
+    origin = type(module).__module__
+    if origin.partition(".")[0] in _QUANTISED_PACKAGES:
+        return True
+    if "FloatFunctional" in type(module).__name__:  # adds in float, in models yet to be quantised
+        return False
+    return origin.startswith("torch.") and ".quantized" in origin
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if x.is_quantized:
+        raise OptionError(f"{name} is quantised ({x.dtype}); prune the model in float32 first")
+    if x.is_meta:
+        raise OptionError(
+            f"{name} is on the meta device and has no values; build the model on a real device (or "
+            'call model.to_empty(device="cpu")) and load trained weights'
+        )
+    if x.layout != torch.strided:
+        raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() first")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        raise OptionError(
+            f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning "
+            "and convert the result back"
+        )
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        layer = name.rpartition(".")[0]
+        raise DataError(f"the weights of layer {layer!r} ({name}) contain NaN or infinity")

@@ -1,0 +1,320 @@
+"""One forward run of a model, written down as a list of ATen operations.
+
+The run happens on fake tensors: shapes only, no memory and no arithmetic, so a model of any size is
+recorded in about a second. The resulting `Program` is what structure discovery reads, and it can be
+replayed on real tensors from any point to any other, with any values for the parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from subprune.errors import DataError, StructureError, SubpruneError
+from subprune.program.borrow import borrowed, follow
+from subprune.program.process import LOG, WHOLE
+from subprune.program.program import Inputs, Op, Program, Ref, Value, flat_tensors
+from subprune.program.recurrent import recurrent_flops
+
+__all__ = ["as_inputs", "not_taken", "plain", "record", "record_given"]
+
+# Recorded as one operation each, although they may decompose differently from run to run.
+_WHOLE = {name: getattr(torch.ops.aten, name).default for name in WHOLE}
+_SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every operation that reaches the dispatcher."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and asking for the compiler would import it: two seconds."""
+        return False
+
+    def __init__(self, stack: list[str]) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.values: dict[int, Value] = {}
+        self.current: dict[int, int] = {}  # id(tensor) → value id
+        self.alive: list[Any] = []  # keeps ids of tensors unique
+        self.stack = stack  # names of the modules that are running
+        self.paused = 0
+        self.pending = 0  # flops counted inside an operation recorded as a whole
+
+    def add(self, x: Tensor, source: str, name: str = "", constant: Tensor | None = None) -> int:
+        vid = len(self.values)
+        storage = x.untyped_storage()._cdata if isinstance(x, FakeTensor) else id(x)
+        self.values[vid] = Value(vid, tuple(x.shape), x.dtype, source, name, storage, constant)
+        self.current[id(x)] = vid
+        self.alive.append(x)
+        return vid
+
+    def ref(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if id(x) not in self.current:
+            self.add(x, "constant", constant=None if isinstance(x, FakeTensor) else x)
+        return Ref(self.current[id(x)])
+
+    def write(self, func: Any, args: Any, kwargs: Any, result: Any, flops: int = 0) -> None:
+        refs, krefs = tree_map(self.ref, tuple(args)), tree_map(self.ref, dict(kwargs))
+        inputs = tuple(
+            dict.fromkeys(r.id for r in tree_flatten((refs, krefs))[0] if isinstance(r, Ref))
+        )
+        outs, mutated = [], []
+        for x in flat_tensors(result):
+            if id(x) in self.current:  # returned one of its inputs: written in place
+                mutated.append(self.current[id(x)])
+            outs.append(self.add(x, "op"))
+        module = self.stack[-1] if self.stack else ""
+        op = Op(
+            len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs, flops
+        )
+        self.ops.append(op)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        count = flop_registry.get(getattr(func, "overloadpacket", None))
+        flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+        self.pending += flops if self.paused else 0
+        if not self.paused and not str(func).startswith(_SILENT) and flat_tensors(result):
+            self.write(func, args, kwargs, result, flops)
+        return result
+
+    def whole(self, func: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A stand-in for a function or a module's forward, recorded as the one operation `func`."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self.paused:
+                self.pending = 0
+            before = self.pending
+            self.paused += 1
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                self.paused -= 1
+            own = recurrent_flops(func.module, args, kwargs) if isinstance(func, _Opaque) else None
+            if own is not None:  # some of its kernels are counted and others are not
+                self.pending = before + own
+            if not self.paused:
+                self.write(func, args, kwargs, result, self.pending)
+            return result
+
+        return call
+
+
+class _Opaque:
+    """A whole module as one operation."""
+
+    def __init__(self, module: nn.Module, name: str, reason: str) -> None:
+        self.module, self.name, self.reason = module, name, reason
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with borrowed(self.module):
+            return self.module(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return f"subprune.opaque({self.name})"
+
+
+def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
+    """Run the model once in eval mode and return the `Program`.
+
+    A module whose forward depends on the data's values (``if x.sum() > 0``) cannot run on fake
+    tensors; it is then run as a whole, on the real inputs, and nothing that touches it can be
+    pruned. If the model's own forward does so, `StructureError` says where.
+    """
+    opaque = {
+        name: "recurrent layers are run as a whole"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNNBase | nn.RNNCellBase)
+    }
+    real = False
+    while True:
+        try:
+            return _record_once(model, inputs, fake and not real, opaque)
+        except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
+            place = getattr(error, "subprune_module", "")
+            reason = f"its forward depends on the values of the data ({_first_line(error)})"
+            if not place or place in opaque:
+                raise StructureError(
+                    f"{type(model).__name__}.forward cannot be recorded: {reason}. "
+                    "Move the data-dependent branch into a submodule of its own; everything else then stays prunable."
+                ) from error
+            opaque[place], real = reason, True
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:120]
+
+
+def _record_once(
+    model: nn.Module, inputs: Inputs, fake: bool, opaque: Mapping[str, str]
+) -> Program:
+    running: list[str] = []
+    recorder = _Recorder(running)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    args, kwargs = tree_map(
+        lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs
+    )
+    shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
+    with borrowed(model, shadows), follow(model, running), torch.no_grad():
+        state, aliases = _state(model)  # as it is lent
+        parameters = {n for n, _ in model.named_parameters(remove_duplicate=False)}
+        for name, x in state.items():
+            recorder.add(x, "param" if name in parameters else "buffer", name)
+        taken = [
+            recorder.add(x, "input", f"input {i}")
+            for i, x in enumerate(flat_tensors((args, kwargs)))
+        ]
+        _patch(recorder, model, opaque)
+        try:
+            with mode if fake else contextlib.nullcontext(), recorder:
+                result = model(*args, **kwargs)
+        except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
+            error.subprune_module = running[-1] if running else ""  # type: ignore[union-attr]
+            raise
+    outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]
+    used = {v.name: v.id for v in recorder.values.values() if v.source in ("param", "buffer")}
+    _settle_mutations(recorder)
+    return Program(recorder.ops, recorder.values, taken, outputs, used, aliases, dict(opaque))
+
+
+def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Parameters and buffers under one name each, and the other names of tied ones.
+
+    A module that is registered under two names is one module: the second name ties nothing.
+    """
+    first: dict[int, str] = {}
+    state: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    modules = dict(model.named_modules())  # each once
+    for table in ("_parameters", "_buffers"):
+        for owner, module in modules.items():
+            for leaf, x in getattr(module, table).items():
+                name = f"{owner}.{leaf}" if owner else leaf
+                if x is None:
+                    continue
+                if id(x) in first:
+                    aliases[name] = first[id(x)]
+                else:
+                    first[id(x)] = name
+                    state[name] = x
+    return state, aliases
+
+
+def _shadow(mode: FakeTensorMode, x: Tensor, fake: bool) -> Tensor:
+    """A fake tensor of the same shape; meta tensors are given a device, so that they mix with
+    others.
+
+    Where the run has to be real it gets copies, since a model may write into these.
+    """
+    if not fake:
+        return x.detach().clone()
+    device = torch.device("cpu") if x.device.type == "meta" else x.device
+    with mode:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+
+
+def plain(result: Any) -> Any:
+    """Outputs of model libraries as ordinary containers."""
+    if hasattr(result, "to_tuple"):
+        return result.to_tuple()
+    return result
+
+
+def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> None:
+    """Replace two functions, opaque modules and the attention fast path; `borrowed` puts them back.
+
+    PyTorch logs a traceback when a run on fake tensors fails; the error that is raised says it all.
+    """
+    logging.getLogger(LOG).setLevel(logging.CRITICAL)
+    torch.backends.mha.set_fastpath_enabled(False)
+    for name, func in _WHOLE.items():
+        setattr(F, name, recorder.whole(func, getattr(F, name)))
+    for name, reason in opaque.items():
+        module = model.get_submodule(name)
+        module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
+
+
+def _settle_mutations(recorder: _Recorder) -> None:
+    """Turn in-place operations into ordinary ones wherever nobody else looks at the overwritten
+    memory.
+    """
+    readers: dict[int, int] = {}
+    for op in recorder.ops:
+        for vid in op.inputs:
+            readers[vid] = op.index
+    by_storage: dict[int, list[int]] = {}
+    for value in recorder.values.values():
+        by_storage.setdefault(value.storage, []).append(value.id)
+    shared: set[int] = set()
+    for op in recorder.ops:
+        for old in op.mutates:
+            storage = recorder.values[old].storage
+            others = [v for v in by_storage[storage] if v < op.outs[0]]
+            if any(readers.get(v, -1) > op.index for v in others):
+                shared.add(storage)
+    for op in recorder.ops:
+        if op.mutates and all(recorder.values[v].storage not in shared for v in op.mutates):
+            functional = _out_of_place(op.func)
+            if functional is not None:
+                op.func, op.mutates = functional, ()
+
+
+def _out_of_place(func: Any) -> Any | None:
+    """``aten.relu_`` → ``aten.relu``, with the same overload, if there is one."""
+    namespace, name, overload = [*str(func).split("."), "default"][:3]
+    packet = getattr(getattr(torch.ops, namespace), name.rstrip("_"), None)
+    return getattr(packet, overload, None) if name.endswith("_") and packet is not None else None
+
+
+def record_given(model: nn.Module, inputs: Inputs, what: str) -> Program:
+    """`record` for inputs that the caller has brought: if the model does not take them, that is
+    said.
+    """
+    try:
+        return record(model, inputs)
+    except SubpruneError:
+        raise
+    except Exception as error:
+        raise DataError(not_taken(inputs, what, error)) from error
+
+
+def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
+    """In words, that the model cannot be called."""
+    args, kwargs = inputs
+    shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    text = str(error).strip()
+    said = text.splitlines()[0] if text else repr(error)
+    return (
+        f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {said}"
+    )
+
+
+def as_inputs(example: Any) -> Inputs:
+    """A tensor, a tuple or list of arguments, or a dict of keyword arguments, as ``(args,
+    kwargs)``.
+    """
+    if isinstance(example, Tensor):
+        return (example,), {}
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, Sequence) and not isinstance(example, str):
+        return tuple(example), {}
+    raise StructureError(
+        f"example inputs of type {type(example).__name__} cannot be passed to a model; "
+        "give a tensor, a tuple of arguments or a dict of keyword arguments"
+    )

@@ -1,0 +1,1 @@
+"""Which units stay: the methods and what they are made of."""

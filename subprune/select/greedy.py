@@ -1,0 +1,210 @@
+"""Greedy selection on statistics: the keep order and its error curve. Knows nothing of networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from subprune.errors import BudgetError, OptionError
+from subprune.program import parallel
+from subprune.select.elimination import Elimination
+from subprune.statistics.statistics import Statistics, unit_count
+
+__all__ = ["KeepOrder", "follow", "greedy", "stochastic_greedy"]
+
+TIE = 1e-9
+"""Gains this close to the largest one, relative to it, are a tie: the lowest unit wins."""
+
+NOTHING = 1e-14
+"""Gains below this share of ‖Y‖² are rounding and count as zero."""
+
+_SMALL = 1024  # columns below which a step is too little work for several threads
+_DOUBT = 1e-6  # gains this close to the largest are computed again, from C itself, before comparing
+
+
+@dataclass(frozen=True)
+class KeepOrder:
+    """Units in the order they were picked; every prefix is the solution for that budget."""
+
+    order: tuple[int, ...]
+    gains: Tensor  # [k] float64, F(S_j) − F(S_{j−1}); they sum to at most ‖Y‖²
+    errors: Tensor  # [k + 1] float64, 1 − F(S_j)/‖Y‖² for j = 0..k: ≥ 0, never rising
+    ranks: tuple[int, ...]  # numerically independent columns each pick added, over all consumers
+    dependent: tuple[int, ...]  # picks that added nothing: dead, or explained by those before
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def kept(self, k: int) -> tuple[int, ...]:
+        """The units to keep for a budget of k, in ascending order."""
+        if not 0 <= k <= len(self.order):
+            raise BudgetError(f"k = {k} is outside the keep order's 0..{len(self.order)}")
+        return tuple(sorted(self.order[:k]))
+
+
+def greedy(
+    stats: Sequence[Statistics],
+    n_units: int,
+    k: int | None = None,
+    *,
+    tolerance: float | None = None,
+) -> KeepOrder:
+    """Pick k units (all if None), each time the one with the largest exact gain.
+
+    Gains add over the statistics. Columns of unit -1 are always kept: they are eliminated first and
+    ``errors[0]`` is the error with them alone. A tie (gains within 1e-9 of the largest, relatively,
+    or within rounding of ``‖Y‖²``) goes to the lowest unit. A column counts only if it adds more
+    than ``tolerance`` of its own energy to the columns before it (None: what the precision of the
+    statistics allows). Once no unit gains anything, the rest follows lowest unit first with gain 0,
+    listed in ``dependent``.
+    """
+    with _threads(stats):
+        return _run(stats, n_units, k, tolerance, lambda remaining: remaining)
+
+
+def _threads(stats: Sequence[Statistics]) -> AbstractContextManager[None]:
+    """As many threads as the largest of the statistics is worth."""
+    return parallel.one_thread(all(s.width < _SMALL and s.gram.device.type == "cpu" for s in stats))
+
+
+def stochastic_greedy(
+    stats: Sequence[Statistics],
+    n_units: int,
+    k: int,
+    epsilon: float,
+    generator: torch.Generator,
+    *,
+    tolerance: float | None = None,
+) -> KeepOrder:
+    """Greedy that looks, at every step, at ⌈n/k·log(1/ε)⌉ random remaining units only.
+
+    (Mirzasoleiman et al., 2015.) The order depends on k, so a prefix is not the run with a smaller
+    k.
+    """
+    if not 0 < epsilon < 1:
+        raise OptionError(f"epsilon = {epsilon} must lie strictly between 0 and 1")
+    if k < 1:
+        raise BudgetError(f"k = {k}: stochastic greedy needs a budget of at least 1")
+    size = math.ceil(n_units / k * math.log(1 / epsilon))
+
+    def sample(remaining: Tensor) -> Tensor:
+        if size >= len(remaining):
+            return remaining
+        chosen = torch.randperm(len(remaining), generator=generator, device=generator.device)[:size]
+        return remaining[chosen.cpu().sort().values]
+
+    with _threads(stats):
+        return _run(stats, n_units, k, tolerance, sample)
+
+
+def follow(
+    stats: Sequence[Statistics],
+    n_units: int,
+    order: Sequence[int],
+    *,
+    tolerance: float | None = None,
+) -> KeepOrder:
+    """The gains and error curve of units taken in a given order."""
+    _check(stats, n_units, len(order), tolerance)
+    with _threads(stats):
+        state = Elimination(stats, n_units, tolerance)
+        floor = NOTHING * state.energy
+        left = max(0.0, state.energy - state.fixed_gain)
+        gains: list[float] = []
+        ranks: list[int] = []
+        for unit in order:
+            gain, rank = state.add(int(unit))
+            gains.append(min(gain, left) if gain > floor else 0.0)
+            left -= gains[-1]
+            ranks.append(rank)
+    return _result(state, [int(u) for u in order], gains, ranks)
+
+
+def _check(
+    stats: Sequence[Statistics], n_units: int, k: int | None, tolerance: float | None
+) -> int:
+    """Validate and return the number of units to pick."""
+    if unit_count(stats) > n_units:
+        raise OptionError(
+            f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}"
+        )
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise OptionError(
+            f"tolerance = {tolerance} must lie strictly between 0 and 1; it is relative"
+        )
+    if k is not None and not 0 <= k <= n_units:
+        raise BudgetError(f"k = {k} must be between 0 and the number of units, {n_units}")
+    return n_units if k is None else k
+
+
+def _run(
+    stats: Sequence[Statistics],
+    n_units: int,
+    k: int | None,
+    tolerance: float | None,
+    sample: Callable[[Tensor], Tensor],
+) -> KeepOrder:
+    """The greedy loop; ``sample`` says which of the remaining units [q] may be picked."""
+    budget = _check(stats, n_units, k, tolerance)
+    state = Elimination(stats, n_units, tolerance)
+    remaining = torch.ones(n_units, dtype=torch.bool)
+    order: list[int] = []
+    gains: list[float] = []
+    ranks: list[int] = []
+    left = max(0.0, state.energy - state.fixed_gain)  # ‖Y‖² − F(S)
+    floor = NOTHING * state.energy
+    while len(order) < budget:
+        candidates = remaining.nonzero().flatten()
+        every = state.gains()
+        if float(every[candidates].max()) <= floor or left <= floor:
+            order += candidates[: budget - len(order)].tolist()
+            break
+        unit = _best(state, every, sample(candidates), floor)
+        gain, rank = state.add(unit)
+        gain = min(gain, left) if gain > floor else 0.0
+        left -= gain
+        remaining[unit] = False
+        order.append(unit)
+        gains.append(gain)
+        ranks.append(rank)
+    missing = len(order) - len(gains)
+    return _result(state, order, gains + [0.0] * missing, ranks + [0] * missing)
+
+
+def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -> int:
+    """The candidate with the largest gain; close calls are decided on exact gains, ties by number.
+
+    A gain that turns out smaller than it looked is corrected, and the choice made again.
+    """
+    own = gains[candidates]
+    exact: dict[int, float] = {}
+    while True:
+        top = float(own.max())
+        close = (own >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
+        for i in close:
+            if i not in exact:
+                exact[i] = state.exact_gain(int(candidates[i]))
+        best = max(exact[i] for i in close)
+        if best >= top - 2 * max(_DOUBT * top, floor):
+            return int(
+                candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
+            )
+        for i in close:
+            own[i] = exact[i]
+
+
+def _result(
+    state: Elimination, order: list[int], gains: list[float], ranks: list[int]
+) -> KeepOrder:
+    """Gains as an error curve, relative to ‖Y‖²."""
+    own = torch.tensor(gains, dtype=torch.float64)
+    total = state.energy
+    explained = torch.cat([own.new_tensor([min(state.fixed_gain, total)]), own]).cumsum(0)
+    errors = (1 - explained / total).clamp_min(0) if total > 0 else torch.zeros_like(explained)
+    dependent = tuple(unit for unit, gain in zip(order, gains, strict=True) if gain == 0)
+    return KeepOrder(tuple(order), own, errors, tuple(ranks), dependent)

@@ -1,0 +1,53 @@
+"""Greedy selection on the reweighted input change: the paper's method, on any target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from subprune.errors import OptionError
+from subprune.select.greedy import greedy, stochastic_greedy
+from subprune.select.selector import Ranking, Selector, View
+
+__all__ = ["Greedy"]
+
+
+@dataclass(frozen=True)
+class Greedy(Selector):
+    """Each time the unit with the largest gain, of all, or of a random part of those left."""
+
+    name: ClassVar[str] = "greedy"
+    # between 0 and 1: stochastic greedy, which looks at ⌈n/k·log(1/ε)⌉ units at every step
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        given = self.epsilon
+        if given is not None and not (isinstance(given, int | float) and 0 < given < 1):
+            raise OptionError(
+                f"epsilon of stochastic greedy must lie between 0 and 1, got {given!r}"
+            )
+
+    @property
+    def nested(self) -> bool:
+        """Random parts depend on the budget."""
+        return self.epsilon is None
+
+    @property
+    def bounded(self) -> bool:
+        """The paper's theorems are about plain greedy."""
+        return self.epsilon is None
+
+    def whole(self) -> Greedy:
+        """Plain greedy, whose order serves every budget."""
+        return Greedy()
+
+    def rank(self, view: View) -> Ranking:
+        """The keep order with its error curve."""
+        if self.epsilon is None:
+            curve = greedy(view.statistics, view.n_units)
+        else:
+            k = view.k or view.n_units
+            curve = stochastic_greedy(
+                view.statistics, view.n_units, k, self.epsilon, view.generator
+            )
+        return Ranking(curve.order, curve=curve)

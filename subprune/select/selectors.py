@@ -1,0 +1,31 @@
+"""The selectors there are, by the name that stands for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
+from subprune.select.input_change import Greedy
+from subprune.select.scores import ActGrad, Random, WeightNorm
+from subprune.select.selector import Selector
+from subprune.select.sensitivity import Sampling
+
+__all__ = ["SELECTORS", "SelectorName"]
+
+SelectorName = Literal[
+    "greedy", "greedy-loss", "greedy-pool-loss", "sampling", "act-grad", "weight-norm", "random"
+]
+"""The names, for editors and type checkers."""
+
+SELECTORS: dict[str, Selector] = {
+    selector.name: selector
+    for selector in (
+        Greedy(),
+        GreedyLoss(),
+        GreedyPoolLoss(),
+        Sampling(),
+        ActGrad(),
+        WeightNorm(),
+        Random(),
+    )
+}

@@ -1,0 +1,94 @@
+"""A model, its calibration batches, and the program of every batch shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from subprune.data.batches import Batch, folded, signature
+from subprune.errors import DataError
+from subprune.program.program import Program, model_tensors
+from subprune.program.record import record_given
+from subprune.statistics.runs import Run
+from subprune.structure import Structure, analyse
+
+__all__ = ["Calibration"]
+
+
+@dataclass
+class Calibration:
+    """A model, its batches, and the program of every batch shape."""
+
+    model: nn.Module
+    batches: Sequence[Batch]
+    structure: Structure
+    programs: Sequence[Program]  # one per batch
+    folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
+    given: Sequence[Batch] = ()  # the same inputs in the caller's own batches
+    # what methods computed for all groups at once
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, model: nn.Module, batches: Sequence[Batch], folds: int = 1) -> Calibration:
+        """Record the model once per shape of batch, its inputs divided into folds.
+
+        A model that takes batches of certain sizes only, or another path for others, has its
+        batches dealt out whole.
+        """
+        parts, numbers = folded(batches, folds)
+        try:
+            programs = _programs(model, parts, {})
+        except DataError:
+            if folds == 1:
+                raise
+            parts, numbers = folded(batches, folds, whole=True)
+            programs = _programs(model, parts, {})
+        return cls(model, parts, analyse(programs[0]), programs, numbers, batches)
+
+    @property
+    def n_folds(self) -> int:
+        """Into how many folds the batches are divided."""
+        return 1 + max(self.folds, default=0)
+
+    def on(self, batches: Sequence[Batch]) -> Calibration:
+        """The same model and structure with other batches."""
+        known = {signature(b.inputs): p for b, p in zip(self.batches, self.programs, strict=True)}
+        programs = _programs(self.model, batches, known)
+        return Calibration(self.model, batches, self.structure, programs, given=batches)
+
+    def start(self) -> Run:
+        """A run of the dense model, before its first operation."""
+        program = self.structure.program
+        tensors = model_tensors(self.model, program)
+        envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
+        run = Run(self.programs, envs, tensors, self.folds or None)
+        run.fuse = {}
+        return run
+
+
+def _programs(
+    model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]
+) -> list[Program]:
+    """The program of every batch; batches of a shape in `known` share it, and all must take the
+    same path.
+    """
+    programs = []
+    for batch in batches:
+        key = signature(batch.inputs)
+        if key not in known:
+            known[key] = _record(model, batch)
+        programs.append(known[key])
+    main = [str(op.func) for op in next(iter(known.values())).ops]
+    for program in known.values():
+        if [str(op.func) for op in program.ops] != main:
+            raise DataError(
+                "the model takes another path for batches of another shape; give batches that all have the same shape"
+            )
+    return programs
+
+
+def _record(model: nn.Module, batch: Batch) -> Program:
+    return record_given(model, batch.inputs, "the calibration data")

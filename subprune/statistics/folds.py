@@ -1,0 +1,57 @@
+"""Statistics of one layer, fold by fold, so that a fit can be judged on inputs it has not seen.
+
+The calibration inputs are divided into folds. Sums of products add up, so the statistics of all
+inputs, of all but one fold, and of one fold alone come from the same single pass:
+
+    G = Σ_f G_f        fit without fold f: G − G_f        judged on: G_f
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from subprune.statistics.statistics import Accumulator, Statistics
+
+__all__ = ["FoldedStatistics"]
+
+
+class FoldedStatistics:
+    """One block of a consumer's columns: d columns, m outputs.
+
+    parts: the sums over each fold. weight: None where the target was seen beside the rows; otherwise [d, m], and
+    the target is ``Y = B·W``. gone: [d] bool, columns that were removed with other groups before.
+    """
+
+    def __init__(
+        self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None
+    ) -> None:
+        self.parts, self.weight, self.gone = parts, weight, gone
+
+    @property
+    def folds(self) -> int:
+        """How many parts there are; with one, nothing can be held out."""
+        return len(self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the parts hold."""
+        return sum(part.bytes for part in self.parts)
+
+    def whole(self) -> Statistics:
+        """The statistics of all inputs."""
+        return self._statistics(self.parts)
+
+    def without(self, fold: int) -> Statistics:
+        """The statistics of all inputs but those of one fold."""
+        return self._statistics([p for f, p in enumerate(self.parts) if f != fold])
+
+    def only(self, fold: int) -> Statistics:
+        """The statistics of one fold."""
+        return self._statistics([self.parts[fold]])
+
+    def _statistics(self, parts: Sequence[Accumulator]) -> Statistics:
+        total = Accumulator.merged(parts)
+        result = total.result() if self.weight is None else total.result_for_weight(self.weight)
+        return result if self.gone is None else result.without(self.gone)

@@ -1,0 +1,51 @@
+"""Where both runs stand before a group is looked at, and what is gathered there."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.runs import Run
+from subprune.statistics.statistics import Statistics
+from subprune.structure import Group
+
+__all__ = ["Gathered", "Place", "generator"]
+
+
+def generator(seed: int, *purpose: str) -> torch.Generator:
+    """Random numbers that depend on the seed and the purpose only, not on what was drawn before."""
+    return torch.Generator().manual_seed(zlib.crc32(repr((seed, *purpose)).encode()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Both runs just before the first layer that reads a group. They belong to the place alone."""
+
+    group: Group
+    current: Run  # of the model pruned so far, or of the dense one where only that is looked at
+    dense: Run
+    # By operation: which inputs of a consumer belonged to units of other groups, removed before.
+    removed: Mapping[int, Tensor] = field(default_factory=dict)
+    # The current run before the first operation that sees how many units there are, if there is one.
+    start: Run | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """The statistics of a group's reweightable consumers, block by block."""
+
+    blocks: tuple[FoldedStatistics, ...] = ()  # fold by fold
+    statistics: tuple[Statistics, ...] = ()  # of all inputs
+    # The dense run past the consumers, where the target made it go there.
+    passed: Run | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the Gram matrices, the largest part."""
+        return sum(s.gram.nbytes for s in self.statistics)

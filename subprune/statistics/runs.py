@@ -1,0 +1,185 @@
+"""Forward runs of all batches that stop between two operations, and go on from there.
+
+A `Run` holds, for every batch, the values that are alive between two operations, and advances:
+nothing is ever computed from the start again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from subprune.program import parallel
+from subprune.program.fuse import Folds
+from subprune.program.ops import activation
+from subprune.program.program import Override, Program
+from subprune.statistics.batchnorm import pooled
+from subprune.structure import Group
+
+__all__ = ["Passage", "Run"]
+
+Outcome = TypeVar("Outcome")
+
+
+class Run:
+    """A forward run of all batches, stopped between two operations."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        envs: list[dict[int, Tensor]],
+        tensors: dict[str, Tensor],
+        folds: Sequence[int] | None = None,
+    ) -> None:
+        self.programs, self.envs, self.tensors = programs, envs, tensors
+        self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
+        self.versions: list[dict[str, Tensor]] = []
+        """Tensors of the model fitted without each fold, which that fold runs through; empty: all
+        run through one.
+        """
+        self._fused: dict[int, Folds] = {}  # folded weights of each version
+        self.position = 0
+        self.override: dict[int, Override] = {}
+        # a dict where operations may run as one, equal up to rounding
+        self.fuse: Folds | None = None
+        # norms whose mean and variance are re-estimated on the way
+        self.renew: Mapping[int, tuple[str, str]] = {}
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is computed on the CPU, whose cores can be shared out; other devices
+        have one queue.
+        """
+        return all(x.device.type == "cpu" for x in self.tensors.values())
+
+    def fork(self) -> Run:
+        """A second run that goes on from here; the values are shared, the state is not."""
+        other = Run(self.programs, [dict(env) for env in self.envs], self.tensors, self.folds)
+        other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
+        other.renew, other.versions, other._fused = self.renew, self.versions, self._fused
+        return other
+
+    def tensors_of(self, batch: int) -> dict[str, Tensor]:
+        """The parameters and buffers that a batch is computed with."""
+        return self.versions[self.folds[batch]] if self.versions else self.tensors
+
+    def _fuse_of(self, batch: int) -> Folds | None:
+        if self.fuse is None or not self.versions:
+            return self.fuse
+        return self._fused.setdefault(self.folds[batch], {})
+
+    def _go(self, batch: int, stop: int | None, override: Mapping[int, Override]) -> None:
+        """Run one batch from the present position."""
+        tensors, fuse = self.tensors_of(batch), self._fuse_of(batch)
+        self.programs[batch].run(
+            self.envs[batch], tensors, self.position, stop, override=override, fuse=fuse
+        )
+
+    def advance(self, stop: int, watch: Mapping[int, Override] | None = None) -> None:
+        """Run every batch up to, not including, operation `stop`; `watch` replaces operations on
+        the way.
+        """
+        override = {**self.override, **(watch or {})}
+        for norm in sorted(i for i in self.renew if self.position <= i < stop):
+            self._advance(norm, override)
+            found = pooled([self.argument(norm, i) for i in range(len(self.envs))])
+            new = {
+                name: x.to(self.tensors[name])
+                for name, x in zip(self.renew[norm], found, strict=True)
+            }
+            self.tensors = {**self.tensors, **new}
+            self.versions = [{**own, **new} for own in self.versions]
+        self._advance(stop, override)
+
+    def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
+        if stop <= self.position:
+            return
+        for i in range(len(self.envs)):
+            self._go(i, stop, override)
+        self.position = stop
+
+    def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
+        """The same one batch at a time: yields the number of every batch when it has arrived."""
+        override = {**self.override, **(watch or {})}
+        for i in range(len(self.envs)):
+            self._go(i, stop, override)
+            yield i
+        self.position = max(self.position, stop)
+
+    def finish(self) -> Iterator[Tensor]:
+        """Run to the end, one batch at a time, and yield its first output; the run is used up."""
+        for i in self.each(len(self.programs[0].ops)):
+            program, env = self.programs[i], self.envs[i]
+            yield program.fetch_output(program.answer, env, self.tensors_of(i))
+            env.clear()
+
+    def answers(self, function: Callable[[Tensor], Outcome]) -> list[Outcome]:
+        """Run to the end, several batches at once, and what the function makes of their first
+        outputs.
+
+        The run is used up.
+        """
+
+        def one(i: int) -> Outcome:
+            own, env = self.programs[i], self.envs[i]
+            self._go(i, None, self.override)
+            found = function(own.fetch_output(own.answer, env, self.tensors_of(i)))
+            env.clear()
+            return found
+
+        found = parallel.each(one, range(len(self.envs)), self.on_cpu)
+        self.position = len(self.programs[0].ops)
+        return found
+
+    def go_on_from(self, other: Run) -> None:
+        """Jump to where a fork of this run has got to."""
+        self.envs, self.position = other.envs, other.position
+
+    def argument(self, index: int, batch: int) -> Tensor:
+        """The activation that a linear, convolution or norm operation, the next one, is about to
+        read.
+        """
+        program = self.programs[batch]
+        op = program.ops[index]
+        own: Tensor = program.argument(op, activation(op), self.envs[batch], self.tensors_of(batch))
+        return own
+
+    def values(self, vid: int) -> list[Tensor]:
+        """One value, batch by batch."""
+        return [env[vid] for env in self.envs]
+
+    def outputs(self) -> list[list[Tensor]]:
+        """The model's outputs, batch by batch; the run must be at its end."""
+        return [
+            [program.fetch_output(vid, env, self.tensors_of(i)) for vid in program.outputs]
+            for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True))
+        ]
+
+
+class Passage:
+    """A run on its way past the groups, in forward order, that remembers the way back where one is
+    needed.
+
+    A group that changes norms or means changes values between its first layer and its consumers;
+    once it is decided, the run must go on from that first layer. Every run is marked there when it
+    comes by.
+    """
+
+    def __init__(self, run: Run, groups: Sequence[Group]) -> None:
+        self.run = run
+        self._narrowing = sorted((g for g in groups if g.narrowings), key=lambda g: g.first_op)
+        self._marks: dict[str, Run] = {}
+
+    def go_to(self, group: Group) -> Run | None:
+        """Advance to the group's first consumer; the run at the group's first layer, if it changes
+        norms.
+        """
+        stop = min(c.use.op for c in group.consumers)
+        for other in self._narrowing:
+            if self.run.position <= other.first_op < stop:
+                self.run.advance(other.first_op)
+                self._marks[other.name] = self.run.fork()
+        self.run.advance(stop)
+        return self._marks.get(group.name)

@@ -1,0 +1,349 @@
+"""Statistics of stride-1 convolutions without patches.
+
+Two columns (channel c, tap u) and (c', tap v) meet at ``Σ_q x[c, q]·x[c', q + v − u]``, where q
+runs over the pixels that tap u reads. Away from the border that sum depends on the shift v − u
+only: a 3×3 kernel has 13 shifts up to sign instead of 81 products. So each dimension is split into
+intervals that are read by the same taps (first line, middle, last line for 3×3 with padding 1), the
+products of every shift are made once for every piece of the image, and a tap adds up the pieces it
+reads. Nothing is ever subtracted, so a column that sees only zeros is exactly zero.
+
+Pixels come first in memory, [*spatial, images, channels]: then a run of pixels of one image line is
+a contiguous matrix, and so is the same run shifted. One batched product does all lines at once,
+copies nothing and touches no padding; the lines are summed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import torch
+from torch import Tensor
+
+from subprune.program import parallel
+from subprune.statistics.patches import MAX_BYTES, Convolution
+
+__all__ = [
+    "Products",
+    "ShiftSums",
+    "Totals",
+    "can_shift",
+    "shifted_products",
+    "sum_device",
+    "wide_sum",
+]
+
+_CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
+_MOST = 2000  # products a chunk may need before patches are the better way
+_WORTH = 2**26  # multiply-adds of a chunk and shift that are worth a thread of their own
+
+Shift = tuple[int, ...]
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products of some rows of B, columns channel by channel, with targets."""
+
+    gram: Tensor  # [d, d], BᵀB
+    cross: Tensor  # [d, m], BᵀY
+    sums: Tensor  # [d] float64, column sums of B
+    rows: int
+    made_in: torch.dtype  # type of the numbers that were multiplied
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What adds up."""
+        return self.gram, self.cross, self.sums
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over some rows of B and their targets."""
+
+    sums: Tensor  # [d] float64, column sums of B
+    targets: Tensor  # [m] float64, column sums of Y
+    energy: float  # ‖Y‖²
+
+
+def sum_device(device: torch.device) -> torch.device:
+    """Where float64 sums can be kept: the device itself, or the CPU if it has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def wide_sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Sums in float64, on the CPU if the device has no float64."""
+    if x.device.type == "mps":
+        return x.sum(dim).cpu().double()
+    return x.sum(dim, dtype=torch.float64)
+
+
+class _Line:
+    """One spatial dimension: which positions each tap reads, and intervals read by the same taps."""
+
+    def __init__(self, size: int, taps: int, dilation: int, before: int, after: int) -> None:
+        self.size = size  # positions that hold data
+        self.out = size + before + after - dilation * (taps - 1)  # output positions
+        self.steps = [u * dilation for u in range(taps)]
+        starts = [step - before for step in self.steps]  # what tap u reads at output 0
+        self.reads = [(min(size, max(0, s)), max(0, min(size, s + self.out))) for s in starts]
+        self.outputs = [
+            (a - s, max(a, b) - s) for (a, b), s in zip(self.reads, starts, strict=True)
+        ]
+        cuts = sorted({edge for a, b in self.reads if a < b for edge in (a, b)})
+        self.intervals: list[Range] = []
+        self.readers: list[frozenset[int]] = []  # of each interval
+        for a, b in pairwise(cuts):
+            taps_here = frozenset(u for u, (c, d) in enumerate(self.reads) if c <= a and b <= d)
+            if taps_here:
+                self.intervals.append((a, b))
+                self.readers.append(taps_here)
+
+
+class _Plan:
+    """Which products a convolution needs on inputs of one size."""
+
+    def __init__(self, conv: Convolution, spatial: tuple[int, ...]) -> None:
+        self.padded = conv.padding_mode != "zeros"  # then the padding is data like any other
+        self.lines = [
+            _Line(
+                size + (before + after if self.padded else 0),
+                k,
+                g,
+                *((0, 0) if self.padded else (before, after)),
+            )
+            for size, (before, after), k, g in zip(
+                spatial, conv.padding, conv.kernel_size, conv.dilation, strict=True
+            )
+        ]
+        self.spread = conv.spread or (1,) * len(spatial)
+        self.taps = list(product(*(range(k) for k in conv.kernel_size)))
+        self.columns = range(len(self.lines[-1].intervals))
+        self.pairs = [(u, v) for i, u in enumerate(self.taps) for v in self.taps[i:]]
+        self.wanted = [self._shifts(column) for column in self.columns]
+        self.products = [
+            (column, shift) for column in self.columns for shift in self.wanted[column]
+        ]
+        self.pieces = list(product(*(range(len(line.intervals)) for line in self.lines[:-1])))
+
+    def shift(self, u: Shift, v: Shift) -> Shift:
+        """From what tap u reads to what tap v reads, in positions."""
+        return tuple(
+            line.steps[b] - line.steps[a] for line, a, b in zip(self.lines, u, v, strict=True)
+        )
+
+    def _shifts(self, column: int) -> list[Shift]:
+        """Shifts to be made of an interval of the last dimension, those that meet data only."""
+        readers = self.lines[-1].readers[column]
+        found = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
+        return [s for s in found if self._meets(s) and all(a < b for a, b in self.box(column, s))]
+
+    def _meets(self, shift: Shift) -> bool:
+        """Whether a shift leads from inputs to inputs, not to the zeros laid out between them."""
+        return all(s % step == 0 for s, step in zip(shift, self.spread, strict=True))
+
+    def box(self, column: int, shift: Shift) -> list[Range]:
+        """Positions, whole in all dimensions but the last, for which the shifted one holds data as
+        well.
+        """
+        whole = [(0, line.size) for line in self.lines[:-1]] + [self.lines[-1].intervals[column]]
+        return [
+            (max(a, -s), min(b, line.size - s))
+            for (a, b), s, line in zip(whole, shift, self.lines, strict=True)
+        ]
+
+    def reads(self, piece: tuple[int, ...], tap: Shift) -> bool:
+        """Whether the tap reads the piece (interval numbers of all dimensions)."""
+        return all(u in line.readers[i] for line, i, u in zip(self.lines, piece, tap, strict=True))
+
+    @property
+    def count(self) -> int:
+        return len(self.products)
+
+
+def can_shift(conv: Convolution, spatial: tuple[int, ...]) -> bool:
+    """Whether shifts pay: stride 1, several taps, and not too many different shifts."""
+    if conv.taps == 1 or len(spatial) != len(conv.kernel_size) or any(s != 1 for s in conv.stride):
+        return False
+    if math.prod(2 * k - 1 for k in conv.kernel_size) > _MOST:
+        return False
+    plan = _Plan(conv, spatial)
+    return all(line.out > 0 for line in plan.lines) and plan.count <= _MOST
+
+
+class ShiftSums:
+    """Collects the products of inputs of one size, images at a time."""
+
+    def __init__(
+        self, conv: Convolution, spatial: tuple[int, ...], channels: int, outputs: int
+    ) -> None:
+        self.conv, self.plan = conv, _Plan(conv, spatial)
+        self.channels, self.outputs = channels, outputs
+        self.rows = 0
+        # [pieces of the other dimensions, C, C] float64
+        self._products: dict[tuple[int, Shift], Tensor] = {}
+        self._cross: Tensor | None = None  # [taps, C, O] float64
+        self._sums: Tensor | None = None  # [taps, C] float64
+        self.dtype = torch.float64
+
+    def update(self, x: Tensor, y: Tensor | None) -> Totals:
+        """Add x [N, C, *spatial] and its targets y [N, O, *out], of the same floating type."""
+        step = max(1, _CHUNK // max(1, x[:1].numel() * x.element_size()))
+        starts = range(0, len(x), step)
+        parts = [self._add(x[i : i + step], None if y is None else y[i : i + step]) for i in starts]
+        self.rows += len(x) * math.prod(line.out for line in self.plan.lines)
+        self.dtype = x.dtype
+        sums, targets = (
+            torch.stack([getattr(p, name) for p in parts]).sum(0) for name in ("sums", "targets")
+        )
+        return Totals(sums, targets, sum(p.energy for p in parts))
+
+    def _add(self, x: Tensor, y: Tensor | None) -> Totals:
+        pixels = _pixels_first(self.conv.pad(x) if self.plan.padded else x)
+        sums = self._add_sums(pixels)
+        self._add_products(pixels)
+        if y is None:
+            return Totals(sums, sums.new_zeros(0), 0.0)
+        placed = _pixels_first(y)
+        self._add_cross(pixels, placed)
+        each = placed.flatten(0, -3)  # [pixels, N, O]
+        energy = torch.linalg.vector_norm(each.flatten(1), dim=1)
+        return Totals(sums, wide_sum(each.sum(1), 0), float(wide_sum(energy.square(), 0)))
+
+    def _add_sums(self, pixels: Tensor) -> Tensor:
+        """Column sums of every tap: [C·taps]."""
+        each = pixels.sum(-2)  # [*spatial, C]
+        dims = tuple(range(each.ndim - 1))
+        found = []
+        for tap in self.plan.taps:
+            where = tuple(
+                slice(*line.reads[u]) for line, u in zip(self.plan.lines, tap, strict=True)
+            )
+            found.append(wide_sum(each[where], dims))
+        new = torch.stack(found)  # [taps, C]
+        self._sums = new if self._sums is None else self._sums + new
+        return new.T.flatten()
+
+    def _add_products(self, pixels: Tensor) -> None:
+        def add(wanted: tuple[int, Shift]) -> None:
+            column, shift = wanted
+            box = self.plan.box(column, shift)
+            moved = [(a + s, b + s) for (a, b), s in zip(box, shift, strict=True)]
+            for first, made in _batched(pixels, box, pixels, moved):
+                self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
+
+        parallel.each(add, self.plan.products, _worthwhile(pixels, self.channels))
+
+    def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
+        """Add products [*lines, C, C], the first of line `start`, to the pieces the lines lie in."""
+        key = (column, shift)
+        if key not in self._products:
+            device = sum_device(made.device)
+            shape = (len(self.plan.pieces), self.channels, self.channels)
+            self._products[key] = torch.zeros(shape, dtype=torch.float64, device=device)
+        total = self._products[key]
+        others = self.plan.lines[:-1]
+        if not others:
+            total[0] += made.to(total)
+            return
+        for number, piece in enumerate(self.plan.pieces):
+            spans = [line.intervals[i] for line, i in zip(others, piece, strict=True)]
+            where = tuple(
+                slice(max(0, a - s), max(0, b - s)) for (a, b), s in zip(spans, start, strict=True)
+            )
+            part = made[where]
+            if part.numel():
+                total[number] += wide_sum(part, tuple(range(len(where))))
+
+    def _add_cross(self, pixels: Tensor, placed: Tensor) -> None:
+        if self._cross is None:
+            device = sum_device(pixels.device)
+            shape = (len(self.plan.taps), self.channels, self.outputs)
+            self._cross = torch.zeros(shape, dtype=torch.float64, device=device)
+        total = self._cross
+
+        def add(number: int) -> None:
+            tap = self.plan.taps[number]
+            reads = [line.reads[u] for line, u in zip(self.plan.lines, tap, strict=True)]
+            outputs = [line.outputs[u] for line, u in zip(self.plan.lines, tap, strict=True)]
+            if all(a < b for a, b in reads):
+                for _, made in _batched(pixels, reads, placed, outputs):
+                    total[number] += wide_sum(made.reshape(-1, *made.shape[-2:]), 0)
+
+        parallel.each(add, range(len(self.plan.taps)), _worthwhile(pixels, self.outputs))
+
+    def result(self) -> Products:
+        """Everything so far; columns channel by channel."""
+        if self._sums is None:
+            raise ValueError("no images were seen")
+        n, channels = len(self.plan.taps), self.channels
+        place = {tap: i for i, tap in enumerate(self.plan.taps)}
+        gram = self._sums.new_zeros(channels, n, channels, n)
+        for u, v in self.plan.pairs:
+            i, j, shift = place[u], place[v], self.plan.shift(u, v)
+            own = self._sums.new_zeros(channels, channels)
+            for column in self.plan.columns:
+                made = self._products.get((column, shift))
+                for number, piece in enumerate(self.plan.pieces):
+                    if made is not None and self.plan.reads((*piece, column), u):
+                        own += made[number]
+            gram[:, i, :, j] = own
+            if i != j:
+                gram[:, j, :, i] = own.T
+        d = channels * n
+        cross = (
+            self._sums.new_zeros(d, 0)
+            if self._cross is None
+            else self._cross.transpose(0, 1).reshape(d, -1)
+        )
+        return Products(gram.view(d, d), cross, self._sums.T.flatten(), self.rows, self.dtype)
+
+
+def _worthwhile(pixels: Tensor, others: int) -> bool:
+    """Whether products with that many other channels are worth a thread each; other devices have
+    their own.
+    """
+    return pixels.device.type == "cpu" and pixels.numel() * others > _WORTH
+
+
+def _pixels_first(x: Tensor) -> Tensor:
+    """x [N, C, *spatial] as a contiguous [*spatial, N, C]."""
+    n, c, *spatial = x.shape
+    if x.is_contiguous():
+        return x.view(n * c, -1).T.contiguous().view(*spatial, n, c)
+    return x.movedim((0, 1), (-2, -1)).contiguous()
+
+
+def _batched(
+    a: Tensor, rows: list[Range], b: Tensor, others: list[Range]
+) -> Iterator[tuple[int, Tensor]]:
+    """Products of runs of pixels, for every line: ``(first line, [*lines, C, C'])``, in bounded
+    memory.
+    """
+    x = a[tuple(slice(*r) for r in rows)]  # [*lines, run, N, C]
+    y = b[tuple(slice(*r) for r in others)]
+    if len(rows) == 1:
+        yield rows[0][0], x.flatten(0, 1).T @ y.flatten(0, 1)
+        return
+    one = (
+        max(1, x[0].numel() // max(1, x.shape[-3] * x.shape[-2] * x.shape[-1]))
+        * x.shape[-1]
+        * y.shape[-1]
+    )
+    step = max(1, MAX_BYTES // (one * x.element_size()))
+    for start in range(0, x.shape[0], step):
+        p, q = x[start : start + step], y[start : start + step]
+        lines = p.shape[:-3]
+        made = torch.bmm(
+            p.reshape(-1, p.shape[-3] * p.shape[-2], p.shape[-1]).mT,
+            q.reshape(-1, q.shape[-3] * q.shape[-2], q.shape[-1]),
+        )
+        yield rows[0][0] + start, made.view(*lines, p.shape[-1], q.shape[-1])
+
+
+def shifted_products(x: Tensor, y: Tensor | None, conv: Convolution) -> Products:
+    """Products of the patches of x [N, C, *spatial] (one group), and with targets y [N, O, *out]."""
+    sums = ShiftSums(conv, tuple(x.shape[2:]), x.shape[1], 0 if y is None else y.shape[1])
+    sums.update(x, y)
+    return sums.result()
