@@ -58,7 +58,7 @@ class LeastSquares(Fit):
         for consumer, blocks in work.blocks():
             old = matrices(consumer, models[0])
             own = [
-                self.block(folded, whole, work.kept, weight)
+                self.block(consumer, folded, whole, work.kept, weight)
                 for (folded, whole), weight in zip(blocks, old, strict=True)
             ]
             self.write(consumer, models, own)
@@ -66,7 +66,12 @@ class LeastSquares(Fit):
         return together(fits)
 
     def block(
-        self, folded: FoldedStatistics, whole: Statistics, kept: Sequence[int], old: Tensor
+        self,
+        consumer: Consumer,
+        folded: FoldedStatistics,
+        whole: Statistics,
+        kept: Sequence[int],
+        old: Tensor,
     ) -> Fitted:
         """One block of a consumer; old: [d, m], its present weights."""
         return cross_fit(folded, whole, kept, old, self.strengths())
