@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from subprune.fit.affine import Affine
 from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.fit.least_squares import LeastSquares
@@ -11,7 +12,7 @@ from subprune.fit.ridge import Ridge
 
 __all__ = ["FITS", "FitName"]
 
-FitName = Literal["ridge", "least-squares", "keep"]
+FitName = Literal["ridge", "affine", "least-squares", "keep"]
 """The names, for editors and type checkers."""
 
-FITS: dict[str, Fit] = {fit.name: fit for fit in (Ridge(), LeastSquares(), Keep())}
+FITS: dict[str, Fit] = {fit.name: fit for fit in (Ridge(), Affine(), LeastSquares(), Keep())}
