@@ -49,7 +49,7 @@ def main() -> None:
     )
     groups = in_order(calibration.structure.inner())
     row = find_method("layer-in-change")
-    recipe = Recipe(row.target, row.selector, row.fit.plain(), row.name)
+    recipe = Recipe(row.target, row.selector, row.fit.plain(), name=row.name)
     picked = groups[options.every // 2 :: options.every]
     times = []  # first, while the process is as any other
     for _ in range(3):

@@ -255,6 +255,8 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     notes = sync_config(
         small, calibration.structure, {name: g.kept for name, g in done.groups.items()}
     )
+    if done.refitted:
+        notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
         notes = [*notes, f"BatchNorm statistics re-estimated in {len(layers)} layers"]

@@ -167,6 +167,12 @@ class Options:
         ),
         panel=_HOW,
     )
+    drift: bool = option(
+        False,
+        "refit also the layers that lose no input, but whose inputs change because earlier layers "
+        "were cut, to what they gave in the dense model",
+        panel=_HOW,
+    )
     epsilon: float | None = option(
         None, "between 0 and 1: stochastic greedy, for methods that select greedily", panel=_HOW
     )
@@ -282,6 +288,7 @@ class Options:
         for o in OPTIONS.values():
             check_kind(o, getattr(self, o.name))
             object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
+        _check_drift(self)
         _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
         _check_contradictions(self)
         _check_numbers(self)
@@ -299,7 +306,8 @@ class Options:
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
             tuned(fit, ridge=self.ridge, folds=self.folds),
-            row.name,
+            drift=self.drift,
+            name=row.name,
         )
 
     @property
@@ -401,6 +409,21 @@ def _check_goal(options: Options) -> None:
         kind = type(options.budgets).__name__
         why = "{budgets:name} must be a dict such as {example}, got {got}"
         raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
+
+
+def _check_drift(options: Options) -> None:
+    """Layers can be refitted on the way where there is a way, and something to fit with."""
+    if not options.drift:
+        return
+    recipe = options.recipe
+    if not recipe.target.sees_pruned:
+        why = "looks at the dense model alone, where nothing drifts"
+        raise OptionError(
+            Message(f"{{drift=}} has no effect: target {recipe.target.name!r} {why}", drift=True)
+        )
+    if not recipe.fit.needs_statistics:
+        words = f"{{drift=}} has no effect: fit {recipe.fit.name!r} fits nothing"
+        raise OptionError(Message(words, drift=True))
 
 
 def _check_contradictions(options: Options) -> None:

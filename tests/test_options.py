@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "allocate": "error",
     "ridge": 0.1,
     "folds": 2,
+    "drift": True,
     "epsilon": 0.3,
     "patches": "random",
     "batchnorm": "sequential",

@@ -32,7 +32,7 @@ def setting_of(
 def recipe_of(method: str, *, plain: bool = True) -> Recipe:
     """A method's own parts; `plain`: with a fit that holds nothing out."""
     row = find_method(method)
-    return Recipe(row.target, row.selector, row.fit.plain() if plain else row.fit, row.name)
+    return Recipe(row.target, row.selector, row.fit.plain() if plain else row.fit, name=row.name)
 
 
 def views(setting: Setting, target: Target | None = None) -> Iterator[View]:

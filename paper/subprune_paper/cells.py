@@ -277,7 +277,7 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
     row = find_method(cell.method)
     return Demand(
         setting=Setting(calibration, tuple(in_order(groups)), cell.seed, own),
-        recipe=Recipe(row.target, row.selector, _fit(cell), row.name),
+        recipe=Recipe(row.target, row.selector, _fit(cell), name=row.name),
         goal=Goal(compression=1.0),
         allocator=ALLOCATORS[cell.rule],
         cost=CostModel(model, calibration.structure),

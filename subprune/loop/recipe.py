@@ -19,6 +19,8 @@ class Recipe:
     target: Target
     selector: Selector
     fit: Fit
+    # Whether layers are refitted whose inputs change though none of them is cut.
+    drift: bool = False
     name: str = ""  # of the method it comes from, for messages
 
     @property

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
-from subprune.fit.fit import Tensors
+from subprune.fit.fit import Fit, Tensors, Work
+from subprune.loop.drift import drifting, station
 from subprune.program import parallel
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
+from subprune.statistics.targets import Asymmetric
 from subprune.structure import Group
 
 __all__ = ["Tour", "in_order", "switched_off"]
@@ -30,6 +33,7 @@ class Tour:
 
     pruned: whether anybody looks at the activations of the model pruned so far; otherwise only its
     tensors are kept up to date. renew: whether BatchNorm statistics are re-estimated on the way.
+    drift: how layers are refitted whose inputs change though none of them is cut; None: not at all.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Tour:
         pruned: bool,
         renew: bool = False,
         seed: int = 0,
+        drift: Fit | None = None,
     ) -> None:
         self.dense, self.current = calibration.start(), calibration.start()
         self.pruned, self.seed = pruned, seed
@@ -52,6 +57,11 @@ class Tour:
         self._past_current = Passage(self.current, groups)
         self._undecided = {g.name: g for g in groups}
         self._removed: dict[int, Tensor] = {}
+        self._drift = drift
+        structure = calibration.structure
+        waiting = [] if drift is None else drifting(structure, groups)
+        self._stations = deque(station(structure, consumer) for consumer in waiting)
+        self.refitted: list[str] = []  # layers that were refitted though none of their inputs went
 
     @property
     def models(self) -> list[Tensors]:
@@ -60,9 +70,9 @@ class Tour:
 
     def go_to(self, group: Group) -> Place:
         """Advance to the first layer that reads the group."""
-        passages = [self._past_dense, self._past_current] if self.pruned else [self._past_dense]
+        self._refit_before(min(c.use.op for c in group.consumers))
         go = functools.partial(Passage.go_to, group=group)
-        marks = parallel.each(go, passages, self.current.on_cpu)
+        marks = parallel.each(go, self._passages, self.current.on_cpu)
         source = self.current if self.pruned else self.dense
         return Place(
             group=group,
@@ -73,6 +83,32 @@ class Tour:
             seed=self.seed,
         )
 
+    @property
+    def _passages(self) -> list[Passage]:
+        return [self._past_dense, self._past_current] if self.pruned else [self._past_dense]
+
+    def _refit_before(self, stop: int) -> None:
+        """Refit the layers on the way to an operation whose inputs have changed."""
+        while self._stations and self._stations[0].first_op < stop:
+            layer = self._stations.popleft()
+            go = functools.partial(Passage.advance, stop=layer.first_op)
+            parallel.each(go, self._passages, self.current.on_cpu)
+            place = Place(
+                group=layer, current=self.current.fork(), dense=self.dense.fork(), seed=self.seed
+            )
+            gathered = Asymmetric().gather(place)
+            assert self._drift is not None
+            models = [dict(tensors) for tensors in self.models]
+            self._drift.apply(Work(group=layer, kept=(), gathered=gathered), models)
+            self._take_over(models)
+            self.refitted.append(layer.name)
+
+    def _take_over(self, models: Sequence[Tensors]) -> None:
+        """Newly fitted tensors of the model and its versions."""
+        old = self.current.tensors
+        self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
+        self.current.tensors, *self.versions[:] = models
+
     def apply(
         self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
     ) -> None:
@@ -80,9 +116,8 @@ class Tour:
 
         start: the pruned run before it saw how many units the group has, where anything does.
         """
-        old = self.current.tensors
-        self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
-        self.current.tensors, *self.versions[:] = switched_off(group, kept, models)
+        self._take_over(models)
+        self.current.tensors, *self.versions[:] = switched_off(group, kept, self.models)
         keep = keep_mask(group, kept)
         self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))
         if start is not None and self.pruned:
@@ -100,7 +135,8 @@ class Tour:
             self.dense.go_on_from(passed)
 
     def finish(self) -> tuple[str, ...]:
-        """Run to the end where BatchNorm statistics are re-estimated; the tensors that were."""
+        """Refit what is left; the BatchNorm statistics that were re-estimated, by name."""
+        self._refit_before(len(self.current.programs[0].ops))
         if not self.current.renew:
             return ()
         self.current.advance(len(self.current.programs[0].ops))

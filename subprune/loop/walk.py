@@ -33,6 +33,7 @@ class Walk:
     # corrected operations of the masked model
     override: dict[int, Override] = field(default_factory=dict)
     rewritten: frozenset[str] = frozenset()  # tensors that fits replaced
+    refitted: tuple[str, ...] = ()  # layers that lost no input, and were refitted all the same
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
 
@@ -53,7 +54,8 @@ def walk(
     """
     calibration, groups = setting.calibration, setting.groups
     pruned = recipe.target.sees_pruned
-    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed)
+    drift = recipe.fit if recipe.drift else None
+    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed, drift=drift)
     plans: dict[str, GroupPlan] = {}
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
@@ -68,6 +70,7 @@ def walk(
         override=tour.current.override,
         rewritten=frozenset(tour.rewritten),
         renewed=renewed,
+        refitted=tuple(tour.refitted),
     )
 
 

@@ -176,10 +176,13 @@ class Passage:
         """Advance to the group's first consumer; the run at the group's first layer, if it changes
         norms.
         """
-        stop = min(c.use.op for c in group.consumers)
-        for other in self._narrowing:
-            if self.run.position <= other.first_op < stop:
-                self.run.advance(other.first_op)
-                self._marks[other.name] = self.run.fork()
-        self.run.advance(stop)
+        self.advance(min(c.use.op for c in group.consumers))
         return self._marks.get(group.name)
+
+    def advance(self, stop: int) -> None:
+        """Advance to an operation, marking the run wherever it must come back to."""
+        for group in self._narrowing:
+            if self.run.position <= group.first_op < stop:
+                self.run.advance(group.first_op)
+                self._marks[group.name] = self.run.fork()
+        self.run.advance(stop)

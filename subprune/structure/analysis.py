@@ -49,7 +49,8 @@ def analyse(program: Program) -> Structure:
     builder = Builder(Labelled(flow, root, frozen, label), producers, consumers)
     groups = builder.groups()
     refused = _Refusals(flow, root, reasons, producers).all(groups)
-    return Structure(program, groups, refused, flop_terms(flow, builder.span))
+    terms = flop_terms(flow, builder.span)
+    return Structure(program, groups, refused, terms, builder.layers())
 
 
 def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:

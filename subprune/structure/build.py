@@ -175,8 +175,15 @@ class Builder:
         )
         return Slot(key[0], key[1], self._units(g, self.root[self.flow.slots[key]]), role)
 
+    def layers(self) -> tuple[Consumer, ...]:
+        """Every layer that multiplies by a weight, as the reader of no group, in forward order."""
+        uses = [use for use in self.flow.uses if not use.depthwise]
+        return tuple(self._consumer(-1, use) for use in sorted(uses, key=lambda use: use.op))
+
     def _consumer(self, g: int, use: Use) -> Consumer:
-        units = self._units(g, self.root[self.flow.slots[use.weight, use.in_dim]])
+        """The layer as a reader of group g; -1: of none, so that no column belongs to a unit."""
+        live = self.root[self.flow.slots[use.weight, use.in_dim]]
+        units = np.full(live.size, -1) if g < 0 else self._units(g, live)
         if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
             units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)

@@ -180,6 +180,8 @@ class Structure:
     groups: tuple[Group, ...]
     refused: dict[str, str] = field(default_factory=dict)  # layer → reason
     terms: tuple[Term, ...] = ()  # what every operation costs, for `cost.CostModel`
+    # every layer with a weight of its own but depthwise ones, as the reader of no group
+    layers: tuple[Consumer, ...] = ()
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self.groups)
