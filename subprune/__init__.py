@@ -9,13 +9,14 @@ from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save
 from subprune.methods import METHODS, Method, method
-from subprune.report import Report
+from subprune.report.figures import Report
 from subprune.report.forecast import Forecast
+from subprune.report.versions import VERSION
 from subprune.result import Result
 from subprune.select.selector import Ranking, View
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "METHODS",

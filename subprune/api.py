@@ -34,9 +34,9 @@ from subprune.result import Result, make_result
 from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["Result", "forecast", "prune"]
 

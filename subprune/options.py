@@ -1,8 +1,8 @@
-"""All options of `subprune.prune` and `subprune.forecast`: declared and checked here, once."""
+"""All options of `prune`, `forecast` and `guarantees`: declared and checked here, once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,19 @@ from subprune.budget.goal import Goal, amount
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS, FitName
-from subprune.keywords import Option, check_kind, must_be, option, options_of
+from subprune.keywords import Option, check_kind, must_be, option, options_of, same
 from subprune.loop.recipe import Recipe
 from subprune.messages import KEYWORDS, Message, listed
-from subprune.methods import find_method, tuned
+from subprune.methods import DEFAULT_FIT, find_method, tuned
 from subprune.progress import Step
+from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
 from subprune.statistics.targets import TARGETS, Patches, Target, TargetName
 from subprune.structure.choose import as_items
 
-__all__ = ["GOALS", "OPTIONS", "Options"]
+__all__ = ["GOALS", "OPTIONS", "GuaranteeOptions", "Options"]
 
 GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 """What is asked for; a call gives exactly one of them."""
@@ -456,3 +457,51 @@ def _check_call(options: Options) -> None:
         raise OptionError(must_be("forward", allowed, options.forward))
     if options.cache is not None and not isinstance(options.cache, str | Path):
         raise OptionError(must_be("cache", "a folder", options.cache))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GuaranteeOptions:
+    """What `subprune.guarantees` is to prove, and for which selection."""
+
+    target: TargetName = option(
+        "layer",
+        "the model that is looked at: the dense one, or one that is pruned group after group on "
+        "the way, which needs one share, or budgets",
+    )
+    keep: float | Sequence[float] = option(
+        (0.25, 0.5, 0.75), "shares of the units of every group for which bounds are given"
+    )
+    budgets: Mapping[str, int] | None = same(Options, "budgets")
+    only: Any = same(Options, "only")
+    ignore: Any = same(Options, "ignore")
+    patches: Patches = same(Options, "patches")
+    ridge: float | None = same(Options, "ridge")
+    folds: int | None = same(Options, "folds")
+    n_samples: int | None = same(Options, "n_samples")
+    forward: Callable[[Any], Any] | None = same(Options, "forward")
+    seed: int = same(Options, "seed")
+    double: bool = option(
+        True,
+        "compute in float64, on a copy; otherwise in the model's own precision, with wider margins "
+        "for rounding",
+    )
+    progress: bool | Callable[[Step], None] | None = same(Options, "progress")
+
+    def __post_init__(self) -> None:
+        for o in options_of(GuaranteeOptions).values():
+            check_kind(o, getattr(self, o.name))
+        _ = self.recipe  # refuses values that its parts do not take
+        if self.target != "layer" and self.budgets is None and len(self.shares) != 1:
+            why = "{target=} prunes on the way: give one share, as in {keep=}, or {budgets=}"
+            raise OptionError(Message(why, target=self.target, keep=0.5))
+
+    @property
+    def recipe(self) -> Recipe:
+        """Plain greedy on the target; folds also say where random patches are taken."""
+        fit = tuned(FITS[DEFAULT_FIT], ridge=self.ridge, folds=self.folds)
+        return Recipe(tuned(TARGETS[self.target], patches=self.patches), Greedy(), fit)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of units to look at."""
+        return (self.keep,) if isinstance(self.keep, int | float) else tuple(self.keep)

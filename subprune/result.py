@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +14,6 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.io.storage import describe_inputs
 from subprune.loop.walk import Walk
 from subprune.measure import figures as measure
 from subprune.measure.compare import Comparison, Tally, compare
@@ -25,16 +21,18 @@ from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message
 from subprune.options import Options
 from subprune.plan import HISTORY, Plan, history_of
-from subprune.report import GuaranteeLine, Layer, Report
+from subprune.program.shapes import describe_inputs
+from subprune.report.figures import GuaranteeLine, Layer, Report
 from subprune.report.remarks import fit_remarks
+from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
 
-__all__ = ["Result", "library_versions", "make_result"]
+__all__ = ["Result", "make_result"]
 
 
 @dataclass(frozen=True)
@@ -95,19 +93,6 @@ class Result:
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
                 "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
             )
-
-
-def library_versions() -> dict[str, str]:
-    """What the result was made with."""
-    from subprune import __version__
-
-    return {
-        "subprune": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "safetensors": str(safetensors.__version__),
-        "python": platform.python_version(),
-    }
 
 
 def make_result(

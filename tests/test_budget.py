@@ -26,14 +26,14 @@ from subprune.budget.accuracy import (
 from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Goal, Limit, Rounding
-from subprune.budget.knapsack import by_knapsack
+from subprune.budget.hulls import by_knapsack
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
 from subprune.loop.looks import curves
 from subprune.loop.tour import in_order
 from subprune.measure.figures import accuracy, agreement, count_parameters
-from subprune.select.greedy import KeepOrder
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel

@@ -95,7 +95,7 @@ def test_bounds_speak_of_what_was_done(
     def fails(*_: object, **__: object) -> None:
         raise StructureError("no bounds today")
 
-    monkeypatch.setattr("subprune.guarantees.guarantees", fails)
+    monkeypatch.setattr("subprune.guarantees.certificates.guarantees", fails)
     assert not bounds("failed")
 
 

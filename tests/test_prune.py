@@ -15,7 +15,7 @@ from subprune.cutting.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
 from subprune.program.record import as_inputs
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import load
 from subprune.zoo.models import LeNet, shipped_lenet

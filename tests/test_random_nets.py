@@ -13,7 +13,8 @@ from zoo import some_units
 from subprune.cutting.surgery import cut, prove
 from subprune.errors import BudgetError
 from subprune.program.record import as_inputs, record
-from subprune.structure import CostModel, analyse, find_groups
+from subprune.structure.analysis import analyse, find_groups
+from subprune.structure.cost import CostModel
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.looks import comparable_scores
 from subprune.select import scores
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 
 def calibrated(net: Net, data: slow.Data | None = None) -> Calibration:

@@ -13,8 +13,9 @@ from zoo import ZOO
 import subprune
 from subprune.errors import BudgetError, OptionError
 from subprune.options import Options
-from subprune.structure import Structure, find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
+from subprune.structure.groups import Structure
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.io.storage import read_report
 from subprune.zoo.models import LeNet, ResNet
 

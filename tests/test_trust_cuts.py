@@ -36,8 +36,10 @@ from subprune.plan import GroupPlan
 from subprune.program.program import input_count
 from subprune.program.record import as_inputs
 from subprune.statistics.calibration import Calibration
-from subprune.structure import CostModel, Structure, find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.build import owner
+from subprune.structure.cost import CostModel
+from subprune.structure.groups import Structure
 
 QUIET: Any = {"progress": False, "time_calls": False}
 HALF = 1000  # products of so many terms are summed in blocks, which a cut shifts

@@ -35,7 +35,7 @@ from subprune.methods import find_method
 from subprune.program.record import record
 from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
-from subprune.report import Report
+from subprune.report.figures import Report
 from subprune.statistics.calibration import Calibration
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}

@@ -34,7 +34,7 @@ from subprune.methods import find_method
 from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import BatchNorm, recalibrate
 from subprune.statistics.calibration import Calibration
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
 from subprune.zoo.accuracy import count_correct

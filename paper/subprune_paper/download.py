@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subprune.errors import DataError, OptionError, closest
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 
 __all__ = ["OFFICIAL", "Official", "download"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import OptionError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.tables import LABELS, OURS, Group, Point
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.figures import (
     can_draw,

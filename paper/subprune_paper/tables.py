@@ -13,7 +13,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from subprune.errors import DataError, OptionError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.grid import DENSE
 from subprune_paper.store import COLUMNS, SETTINGS, Row

@@ -30,8 +30,8 @@ from subprune.messages import Message
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage, Run
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = [
     "FRACTIONS",

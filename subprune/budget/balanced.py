@@ -20,10 +20,10 @@ import numpy as np
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.budget.knapsack import by_knapsack
-from subprune.select.greedy import KeepOrder
-from subprune.structure import Group
+from subprune.budget.hulls import by_knapsack
+from subprune.select.keep_order import KeepOrder
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["LEAST_SHARE", "Balanced", "by_balance", "even_share"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.statistics.calibration import Calibration
 
 __all__ = ["Cache", "fingerprint"]

@@ -13,11 +13,11 @@ from subprune.budget.goal import Counts, Goal, Limit, Rounding
 from subprune.loop.looks import curves
 from subprune.loop.recipe import Recipe
 from subprune.loop.visits import Tick
-from subprune.select.greedy import KeepOrder
+from subprune.select.keep_order import KeepOrder
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["LATENCY_STEPS", "Allocator", "Demand"]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.select.greedy import KeepOrder
-from subprune.structure import Group
+from subprune.select.keep_order import KeepOrder
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["Error", "by_error"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from subprune.budget.goal import Counts, Rounding
 from subprune.errors import BudgetError, closest
 from subprune.messages import Message
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["check_fraction", "explicit", "fraction", "missed"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from subprune.errors import BudgetError
 from subprune.messages import Message
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
 

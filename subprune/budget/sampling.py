@@ -9,12 +9,14 @@ from typing import ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill
-from subprune.loop.looks import sensitivities
-from subprune.select.sensitivity import DELTA, Sensitivity, distinct
-from subprune.structure import Group
+from subprune.loop.tour import Tour, in_order
+from subprune.loop.visits import Tick
+from subprune.select.selector import Setting
+from subprune.select.sensitivity import DELTA, Sensitivity, distinct, sensitivity
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
-__all__ = ["SampleSize", "by_sampling"]
+__all__ = ["SampleSize", "by_sampling", "sensitivities"]
 
 _RANGE = (-9.0, 9.0)  # of log10 of the error
 _STEPS = 60
@@ -32,6 +34,16 @@ class SampleSize(Allocator):
             "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
         )
         return by_sampling(demand.groups, own, demand.cost, demand.limit, demand.rounding)
+
+
+def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
+    """Sensitivities of all units."""
+    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    known = {}
+    for group in in_order(setting.groups):
+        tick(group)
+        known[group.name] = sensitivity(setting.calibration, group, tour.go_to(group).dense)
+    return known
 
 
 def by_sampling(

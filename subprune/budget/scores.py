@@ -15,8 +15,8 @@ from subprune.budget.explicit import check_fraction
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
 from subprune.loop.looks import comparable_scores
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["Score", "by_score", "top_fraction"]
 

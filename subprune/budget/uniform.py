@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 __all__ = ["Uniform", "equal_fractions"]
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from subprune.api import Result, prune
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load

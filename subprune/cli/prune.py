@@ -19,7 +19,7 @@ from subprune.cli.console import out, print_json, say
 from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.models import load_model
 from subprune.errors import OptionError, SubpruneError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
@@ -139,7 +139,7 @@ def _waited(result: Result, parts: dict[str, float]) -> Result:
 
 def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | None) -> Result:
     """The result with bounds for what was selected, as it was selected; their time counts too."""
-    from subprune.guarantees import guarantees
+    from subprune.guarantees.certificates import guarantees
 
     watch = Stopwatch()
     plan = result.plan

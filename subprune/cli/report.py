@@ -11,7 +11,7 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.errors import DataError
 from subprune.io.storage import read_report
-from subprune.report import Report
+from subprune.report.figures import Report
 
 __all__ = ["register"]
 

@@ -10,7 +10,7 @@ from torch import nn
 from subprune.cutting.attention import NarrowMultiheadAttention
 from subprune.cutting.masking import Keep
 from subprune.program.program import Program
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["sync_attributes", "sync_modules"]
 

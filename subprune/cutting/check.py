@@ -22,7 +22,7 @@ from subprune.cutting.twin import TOLERANCE, Few, first_line
 from subprune.data.batches import Batch, first_samples
 from subprune.program.program import Inputs, Program
 from subprune.program.record import record
-from subprune.structure import Group, Structure
+from subprune.structure.groups import Group, Structure
 
 __all__ = ["Check", "blame", "check_code", "check_groups", "few_inputs", "some_units"]
 

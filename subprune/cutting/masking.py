@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subprune.errors import BudgetError
 from subprune.program.ops import narrowed
 from subprune.program.program import Inputs, Op, Override, Program, model_tensors
-from subprune.structure import Group, Structure
+from subprune.structure.groups import Group, Structure
 
 __all__ = ["Masked", "keep_mask", "mask", "overrides"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from subprune.structure import Structure
+from subprune.structure.groups import Structure
 
 __all__ = ["sync_config"]
 

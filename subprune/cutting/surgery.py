@@ -17,7 +17,7 @@ from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
 from subprune.program.program import Inputs, Program
-from subprune.structure import Group, Structure
+from subprune.structure.groups import Group, Structure
 
 __all__ = ["Cut", "attempt", "broken", "cut", "cut_in_place", "duplicate", "prove", "set_tensors"]
 

@@ -14,7 +14,7 @@ from subprune.statistics.consumers import consumer_weight, stored_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered
 from subprune.statistics.statistics import Statistics
-from subprune.structure import Consumer, Group
+from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Figures", "Fit", "Tensors", "Work", "as_weight", "matrices", "weight_growth"]
 

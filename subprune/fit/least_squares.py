@@ -14,7 +14,7 @@ from subprune.fit.cross_fit import FOLDS, STRENGTHS, Fitted, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
-from subprune.structure import Consumer
+from subprune.structure.groups import Consumer
 
 __all__ = ["LeastSquares"]
 

@@ -24,22 +24,23 @@ from subprune.cutting.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
 from subprune.errors import closest
 from subprune.guarantees import bounds
-from subprune.guarantees.choices import GuaranteeOptions
 from subprune.keywords import takes
 from subprune.loop.looks import looks
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
 from subprune.loop.visits import Visit
 from subprune.loop.walk import walk
+from subprune.options import GuaranteeOptions
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import progress_bar
-from subprune.select.greedy import KeepOrder, greedy
+from subprune.select.greedy import greedy
+from subprune.select.keep_order import KeepOrder
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
 from subprune.structure.choose import choose_groups
+from subprune.structure.groups import Group
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,39 +29,17 @@ from subprune.program.borrow import borrowed, given_back
 from subprune.program.program import Inputs, call, flat_tensors
 from subprune.program.record import plain
 from subprune.program.shapes import filled_inputs
+from subprune.report.figures import Exported
 
 if TYPE_CHECKING:
     from subprune.result import Result
 
-__all__ = ["FORMATS", "Exported", "export"]
+__all__ = ["FORMATS", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4  # of the largest entry of an output
 _NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
 _MOST = 1e-2  # but not by more than this, which is no rounding
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A verified file."""
-
-    path: str
-    format: str
-    bytes: int
-    difference: float  # largest difference to PyTorch's outputs, relative to their largest entry
-    batch: str  # "any", or the only number of inputs it takes
-    latency: tuple[float, float]  # seconds per call: PyTorch, and the file
-
-    def __str__(self) -> str:
-        a, b = self.latency
-        return (
-            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, differs from PyTorch by "
-            f"{self.difference:.1e}, {b * 1e3:.3g} ms per call (PyTorch {a * 1e3:.3g} ms)"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
 
 
 @given_back

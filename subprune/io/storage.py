@@ -22,18 +22,19 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.data.batches import examples
 from subprune.errors import DataError, SubpruneError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.plan import HISTORY, history_of
 from subprune.program.borrow import given_back
 from subprune.program.program import Program
 from subprune.program.record import record
-from subprune.program.shapes import describe_inputs, empty_inputs, filled_inputs
-from subprune.structure import analyse
+from subprune.program.shapes import empty_inputs, filled_inputs
+from subprune.report.versions import library_versions
+from subprune.structure.analysis import analyse
 
 if TYPE_CHECKING:
     from subprune.result import Result
 
-__all__ = ["describe_inputs", "load", "read_report", "save"]
+__all__ = ["load", "read_report", "save"]
 
 FORMAT = "subprune-2"
 _KNOWN_FORMATS = (FORMAT,)
@@ -46,8 +47,6 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
 
     Give the result of `prune`, or the pruned model itself, for instance after fine-tuning.
     """
-    from subprune.result import library_versions
-
     model = result if isinstance(result, nn.Module) else result.model
     history = history_of(model)
     if not history:

@@ -15,7 +15,7 @@ from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["Tour", "in_order", "switched_off"]
 

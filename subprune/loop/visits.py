@@ -20,7 +20,7 @@ from subprune.program import parallel
 from subprune.select.selector import Ranking, Setting, View
 from subprune.statistics.place import Gathered, generator
 from subprune.statistics.runs import Run
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["Tick", "Visit", "visits"]
 

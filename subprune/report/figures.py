@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import DataError
-from subprune.io.export import Exported
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
 
-__all__ = ["GuaranteeLine", "Layer", "Report"]
+__all__ = ["Exported", "GuaranteeLine", "Layer", "Report"]
 
 NAN = float("nan")
 NOTHING = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
@@ -41,6 +40,29 @@ class GuaranteeLine:
     bound: float  # proven to be no larger than this
     gamma: float  # proven lower bound of the submodularity ratio
     assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A verified file that `subprune.export` wrote."""
+
+    path: str
+    format: str
+    bytes: int
+    difference: float  # largest difference to PyTorch's outputs, relative to their largest entry
+    batch: str  # "any", or the only number of inputs it takes
+    latency: tuple[float, float]  # seconds per call: PyTorch, and the file
+
+    def __str__(self) -> str:
+        a, b = self.latency
+        return (
+            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, differs from PyTorch by "
+            f"{self.difference:.1e}, {b * 1e3:.3g} ms per call (PyTorch {a * 1e3:.3g} ms)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

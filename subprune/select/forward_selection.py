@@ -25,7 +25,7 @@ from subprune.select.selector import Ranking, Selector, View
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import scale_units
 from subprune.statistics.runs import Run
-from subprune.structure import Consumer, Group
+from subprune.structure.groups import Consumer, Group
 
 __all__ = ["GreedyLoss", "GreedyPoolLoss", "greedy_loss"]
 

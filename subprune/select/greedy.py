@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,9 +12,10 @@ from torch import Tensor
 from subprune.errors import BudgetError, OptionError
 from subprune.program import parallel
 from subprune.select.elimination import Elimination
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.statistics import Statistics, unit_count
 
-__all__ = ["KeepOrder", "follow", "greedy", "stochastic_greedy"]
+__all__ = ["follow", "greedy", "stochastic_greedy"]
 
 TIE = 1e-9
 """Gains this close to the largest one, relative to it, are a tie: the lowest unit wins."""
@@ -25,26 +25,6 @@ NOTHING = 1e-14
 
 _SMALL = 1024  # columns below which a step is too little work for several threads
 _DOUBT = 1e-6  # gains this close to the largest are computed again, from C itself, before comparing
-
-
-@dataclass(frozen=True)
-class KeepOrder:
-    """Units in the order they were picked; every prefix is the solution for that budget."""
-
-    order: tuple[int, ...]
-    gains: Tensor  # [k] float64, F(S_j) − F(S_{j−1}); they sum to at most ‖Y‖²
-    errors: Tensor  # [k + 1] float64, 1 − F(S_j)/‖Y‖² for j = 0..k: ≥ 0, never rising
-    ranks: tuple[int, ...]  # numerically independent columns each pick added, over all consumers
-    dependent: tuple[int, ...]  # picks that added nothing: dead, or explained by those before
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def kept(self, k: int) -> tuple[int, ...]:
-        """The units to keep for a budget of k, in ascending order."""
-        if not 0 <= k <= len(self.order):
-            raise BudgetError(f"k = {k} is outside the keep order's 0..{len(self.order)}")
-        return tuple(sorted(self.order[:k]))
 
 
 def greedy(

@@ -21,7 +21,7 @@ from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import consumer_weight
-from subprune.structure import Consumer, Group
+from subprune.structure.groups import Consumer, Group
 
 __all__ = [
     "ActGrad",

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError
 from subprune.messages import Message
-from subprune.select.greedy import KeepOrder
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["Function", "Ranking", "Selector", "Setting", "View", "all_labels", "order_by"]
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.consumers import column_map, consumer_weight
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.patches import MAX_BYTES, conv_rows
 from subprune.statistics.runs import Run
 from subprune.statistics.trace import Trace
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = [
     "DELTA",

@@ -13,7 +13,8 @@ from subprune.errors import DataError
 from subprune.program.program import Program, model_tensors
 from subprune.program.record import record_given
 from subprune.statistics.runs import Run
-from subprune.structure import Structure, analyse
+from subprune.structure.analysis import analyse
+from subprune.structure.groups import Structure
 
 __all__ = ["Calibration"]
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from subprune.statistics.statistics import Accumulator, Statistics
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.statistics import Statistics
 
 __all__ = ["FoldedStatistics"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["Gathered", "Place", "generator"]
 

@@ -16,7 +16,7 @@ from subprune.program.fuse import Folds
 from subprune.program.ops import activation
 from subprune.program.program import Override, Program
 from subprune.statistics.batchnorm import pooled
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["Passage", "Run"]
 

@@ -14,13 +14,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from subprune.statistics.consumers import column_map, consumer_weight
+from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered, Place, generator
 from subprune.statistics.runs import Run
-from subprune.statistics.statistics import ConsumerStatistics
 from subprune.statistics.trace import Trace
-from subprune.structure import Consumer
+from subprune.structure.groups import Consumer
 
 __all__ = [
     "PATCHES",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subprune.program.ops import argument
 from subprune.program.program import Op, Override
-from subprune.structure import Consumer
+from subprune.structure.groups import Consumer
 
 __all__ = ["Trace"]
 
