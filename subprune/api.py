@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -36,7 +36,9 @@ from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group
 
 __all__ = ["Result", "forecast", "prune"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,7 +19,9 @@ from subprune.program.program import input_count
 from subprune.program.record import record_given
 from subprune.structure.analysis import analyse
 from subprune.structure.cost import CostModel, Ints
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["GroupRow", "Inspection", "inspect"]
 

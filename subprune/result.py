@@ -14,23 +14,23 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.loop.walk import Walk
 from subprune.measure import figures as measure
 from subprune.measure.compare import Comparison, Tally, compare
-from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message
-from subprune.options import Options
 from subprune.plan import HISTORY, Plan, history_of
 from subprune.program.shapes import describe_inputs
 from subprune.report.figures import GuaranteeLine, Layer, Report
 from subprune.report.remarks import fit_remarks
 from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibration import Calibration
-from subprune.structure.groups import Group
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
+    from subprune.loop.walk import Walk
+    from subprune.measure.stopwatch import Stopwatch
+    from subprune.options import Options
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Group
 
 __all__ = ["Result", "make_result"]
 

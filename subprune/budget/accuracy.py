@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -20,18 +20,20 @@ from subprune.budget.cache import Cache
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
-from subprune.fit.fit import Fit
 from subprune.loop.looks import looks
-from subprune.loop.recipe import Recipe
-from subprune.loop.visits import Tick, Visit
 from subprune.loop.walk import alone
 from subprune.measure.answers import IGNORED, Reading, read_program
 from subprune.messages import Message
-from subprune.select.selector import Setting
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage, Run
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Tick, Visit
+    from subprune.select.selector import Setting
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = [
     "FRACTIONS",

@@ -14,16 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.budget.hulls import by_knapsack
-from subprune.select.keep_order import KeepOrder
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+from subprune.loop.looks import curves
+
+if TYPE_CHECKING:
+    from subprune.select.keep_order import KeepOrder
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["LEAST_SHARE", "Balanced", "by_balance", "even_share"]
 
@@ -47,8 +50,8 @@ class Balanced(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        curves = demand.curves(clip=_CLIP)
-        return by_balance(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+        orders = demand.outcome(curves, clip=_CLIP)
+        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
 
 
 def by_balance(

@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from subprune.budget.explicit import explicit, fraction
 from subprune.budget.goal import Counts, Goal, Limit, Rounding
-from subprune.loop.looks import curves
-from subprune.loop.recipe import Recipe
-from subprune.loop.visits import Tick
-from subprune.select.keep_order import KeepOrder
-from subprune.select.selector import Setting
-from subprune.statistics.calibration import Calibration
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Tick
+    from subprune.select.selector import Setting
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["LATENCY_STEPS", "Allocator", "Demand"]
 
@@ -86,14 +86,11 @@ class Demand:
         known: Outcome = self.memory[key]
         return known
 
-    def curves(self, clip: float | None = None) -> dict[str, KeepOrder]:
-        """Keep orders and error curves of all groups on the dense model.
-
-        With `clip`, no row of data counts with more than so many times the median energy.
-        """
+    def outcome(self, look: Callable[..., Outcome], **how: Any) -> Outcome:
+        """What a look at all groups gives, such as `subprune.loop.looks.curves`; made once."""
         return self.remember(
-            ("curves", clip),
-            lambda: curves(self.setting, self.recipe, clip=clip, tick=self.tick),
+            (look.__name__, *sorted(how.items())),
+            lambda: look(self.setting, self.recipe, tick=self.tick, **how),
         )
 
     def counts(self) -> Counts:

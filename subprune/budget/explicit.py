@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from subprune.budget.goal import Counts, Rounding
 from subprune.errors import BudgetError, closest
 from subprune.messages import Message
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.budget.goal import Counts, Rounding
+    from subprune.structure.groups import Group
 
 __all__ = ["check_fraction", "explicit", "fraction", "missed"]
 

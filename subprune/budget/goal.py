@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from subprune.errors import BudgetError
 from subprune.messages import Message
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts
 from subprune.budget.hulls import by_knapsack
+from subprune.loop.looks import curves
+
+if TYPE_CHECKING:
+    from subprune.budget.goal import Counts
 
 __all__ = ["Knapsack"]
 
@@ -20,5 +23,5 @@ class Knapsack(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        curves = demand.curves()
-        return by_knapsack(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+        orders = demand.outcome(curves)
+        return by_knapsack(demand.groups, orders, demand.cost, demand.limit, demand.rounding)

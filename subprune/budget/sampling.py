@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill
 from subprune.loop.tour import Tour, in_order
-from subprune.loop.visits import Tick
-from subprune.select.selector import Setting
 from subprune.select.sensitivity import DELTA, Sensitivity, distinct, sensitivity
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.loop.visits import Tick
+    from subprune.select.selector import Setting
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["SampleSize", "by_sampling", "sensitivities"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from subprune.budget.explicit import check_fraction
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
 from subprune.loop.looks import comparable_scores
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Score", "by_score", "top_fraction"]
 
@@ -32,9 +34,7 @@ class Score(Allocator):
     pools_units: ClassVar[bool] = True
 
     def counts(self, demand: Demand) -> Counts:
-        scores = demand.remember(
-            "scores", lambda: comparable_scores(demand.setting, demand.recipe, tick=demand.tick)
-        )
+        scores = demand.outcome(comparable_scores)
         if demand.goal.keep is not None:
             return top_fraction(demand.groups, scores, demand.goal.keep, demand.rounding)
         return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)

@@ -13,13 +13,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
 from subprune.errors import SubpruneError
 from subprune.messages import FLAGS, KEYS
+from subprune.report.versions import VERSION
 
 __all__ = ["app", "main"]
 
@@ -40,7 +40,7 @@ _STOPPED = "stopped; no file was left half-written, and the same command goes on
 
 def _version(value: bool) -> None:
     if value:
-        out.print(f"subprune {__version__}")
+        out.print(f"subprune {VERSION}")
         raise typer.Exit
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from subprune.cutting.attention import NarrowMultiheadAttention
-from subprune.cutting.masking import Keep
-from subprune.program.program import Program
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.cutting.masking import Keep
+    from subprune.program.program import Program
+    from subprune.structure.groups import Group
 
 __all__ = ["sync_attributes", "sync_modules"]
 

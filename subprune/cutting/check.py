@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,9 +21,11 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import attempt, cut_in_place, duplicate
 from subprune.cutting.twin import TOLERANCE, Few, first_line
 from subprune.data.batches import Batch, first_samples
-from subprune.program.program import Inputs, Program
 from subprune.program.record import record
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs, Program
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["Check", "blame", "check_code", "check_groups", "few_inputs", "some_units"]
 

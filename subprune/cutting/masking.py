@@ -7,7 +7,7 @@ over the units and notice how many there are (norms, means) are computed on the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from subprune.errors import BudgetError
 from subprune.program.ops import narrowed
 from subprune.program.program import Inputs, Op, Override, Program, model_tensors
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["Masked", "keep_mask", "mask", "overrides"]
 

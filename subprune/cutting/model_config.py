@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from subprune.structure.groups import Structure
+if TYPE_CHECKING:
+    from subprune.structure.groups import Structure
 
 __all__ = ["sync_config"]
 

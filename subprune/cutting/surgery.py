@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from subprune.cutting.masking import Keep, keep_mask, mask
 from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
-from subprune.program.program import Inputs, Program
 from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs, Program
 
 __all__ = ["Cut", "attempt", "broken", "cut", "cut_in_place", "duplicate", "prove", "set_tensors"]
 

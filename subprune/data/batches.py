@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import plain_item, read
 from subprune.errors import DataError
 from subprune.messages import Message
-from subprune.program.program import Inputs
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs
 
 __all__ = [
     "Batch",

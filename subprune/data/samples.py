@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -28,8 +28,10 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from subprune.errors import DataError
-from subprune.program.program import Inputs
 from subprune.program.record import record
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs
 
 __all__ = ["LABEL_KEYS", "is_sample", "unbatched_dimensions"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.fit.least_squares import LeastSquares
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit
 
 __all__ = ["FITS", "FitName"]
 

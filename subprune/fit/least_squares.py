@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, Fitted, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.statistics import Statistics
-from subprune.structure.groups import Consumer
+
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Consumer
 
 __all__ = ["LeastSquares"]
 

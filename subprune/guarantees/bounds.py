@@ -20,13 +20,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.select.elimination import Elimination, without_fixed
 from subprune.select.objective import value
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = [
     "Spans",

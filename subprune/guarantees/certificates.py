@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -26,21 +26,23 @@ from subprune.errors import closest
 from subprune.guarantees import bounds
 from subprune.keywords import takes
 from subprune.loop.looks import looks
-from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
-from subprune.loop.visits import Visit
 from subprune.loop.walk import walk
 from subprune.options import GuaranteeOptions
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import progress_bar
 from subprune.select.greedy import greedy
-from subprune.select.keep_order import KeepOrder
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.statistics import Statistics
 from subprune.structure.choose import choose_groups
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Visit
+    from subprune.select.keep_order import KeepOrder
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 

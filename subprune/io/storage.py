@@ -25,13 +25,13 @@ from subprune.errors import DataError, SubpruneError
 from subprune.files import write_atomic
 from subprune.plan import HISTORY, history_of
 from subprune.program.borrow import given_back
-from subprune.program.program import Program
 from subprune.program.record import record
 from subprune.program.shapes import empty_inputs, filled_inputs
 from subprune.report.versions import library_versions
 from subprune.structure.analysis import analyse
 
 if TYPE_CHECKING:
+    from subprune.program.program import Program
     from subprune.result import Result
 
 __all__ = ["load", "read_report", "save"]

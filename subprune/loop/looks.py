@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from subprune.errors import OptionError
-from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.messages import Message
 from subprune.select.greedy import follow
-from subprune.select.keep_order import KeepOrder
-from subprune.select.selector import Setting
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.select.keep_order import KeepOrder
+    from subprune.select.selector import Setting
+    from subprune.structure.groups import Group
 
 __all__ = ["comparable_scores", "curves", "looks"]
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
-from subprune.fit.fit import Tensors
 from subprune.program import parallel
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Tensors
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Group
 
 __all__ = ["Tour", "in_order", "switched_off"]
 

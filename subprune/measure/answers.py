@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
 
 __all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
 

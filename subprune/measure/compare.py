@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.measure.answers import IGNORED, Reading, fitting, read
-from subprune.program.program import Program
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.program.program import Program
 
 __all__ = ["Comparison", "Tally", "compare"]
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.data.batches import Batch
 from subprune.measure.answers import main_output
 from subprune.measure.compare import compare
 from subprune.program.borrow import borrowed
 from subprune.program.program import Inputs, call, flat_tensors
 from subprune.program.record import plain
 from subprune.program.recurrent import recurrent_flops
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
 
 __all__ = [
     "Latency",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import html
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from subprune.budget.demand import Demand
 from subprune.budget.latency import by_latency
 from subprune.errors import BudgetError
 from subprune.report.terminal import as_text
+
+if TYPE_CHECKING:
+    from subprune.budget.demand import Demand
 
 __all__ = ["Forecast", "ForecastGroup", "make_forecast"]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from subprune.fit.cross_fit import FOLDS
 from subprune.messages import Message
-from subprune.plan import Plan
+
+if TYPE_CHECKING:
+    from subprune.plan import Plan
 
 __all__ = ["fit_remarks"]
 

@@ -20,12 +20,15 @@ original diagonal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.select.objective import whitening
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["Elimination", "without_fixed"]
 

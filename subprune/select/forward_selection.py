@@ -12,20 +12,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.program.ops import argument, replaced
-from subprune.program.program import Op, Override, Program
 from subprune.select.scores import label_loss
 from subprune.select.selector import Ranking, Selector, View
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import scale_units
-from subprune.statistics.runs import Run
-from subprune.structure.groups import Consumer, Group
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op, Override, Program
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["GreedyLoss", "GreedyPoolLoss", "greedy_loss"]
 

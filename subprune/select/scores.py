@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.errors import DataError
 from subprune.program.ops import activation, argument, replaced
 from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import consumer_weight
-from subprune.structure.groups import Consumer, Group
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = [
     "ActGrad",

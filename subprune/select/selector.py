@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +13,14 @@ from torch import Tensor
 from subprune.errors import DataError, OptionError
 from subprune.messages import Message
 from subprune.select.keep_order import KeepOrder
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import consumer_weight
-from subprune.statistics.place import Place
-from subprune.statistics.runs import Run
-from subprune.statistics.statistics import Statistics
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.place import Place
+    from subprune.statistics.runs import Run
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["Function", "Ranking", "Selector", "Setting", "View", "all_labels", "order_by"]
 

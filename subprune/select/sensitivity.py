@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.patches import MAX_BYTES, conv_rows
-from subprune.statistics.runs import Run
 from subprune.statistics.trace import Trace
-from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Group
 
 __all__ = [
     "DELTA",

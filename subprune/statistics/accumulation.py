@@ -9,15 +9,18 @@ summed in float64. How the inputs of a convolution become rows is in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
-from subprune.statistics.columns import ColumnMap
 from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.columns import ColumnMap
 
 __all__ = ["Accumulator", "ConsumerStatistics"]
 

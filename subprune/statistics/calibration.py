@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from subprune.data.batches import Batch, folded, signature
 from subprune.errors import DataError
@@ -14,7 +15,9 @@ from subprune.program.program import Program, model_tensors
 from subprune.program.record import record_given
 from subprune.statistics.runs import Run
 from subprune.structure.analysis import analyse
-from subprune.structure.groups import Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Structure
 
 __all__ = ["Calibration"]
 
@@ -68,6 +71,14 @@ class Calibration:
         run = Run(self.programs, envs, tensors, self.folds or None)
         run.fuse = {}
         return run
+
+    def contents(self) -> Iterator[tuple[str, Any]]:
+        """Everything that results depend on, for a hash: weights, inputs and labels, operations."""
+        yield from sorted(self.start().tensors.items())
+        for batch in self.batches:
+            for x in tree_flatten((batch.inputs, batch.labels))[0]:
+                yield "batch", x
+        yield "", [str(op.func) for op in self.structure.program.ops]
 
 
 def _programs(

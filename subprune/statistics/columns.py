@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from subprune.errors import OptionError
 from subprune.program.ops import window
-from subprune.program.program import Program
 from subprune.statistics.patches import Convolution
-from subprune.structure.groups import Consumer
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
+    from subprune.structure.groups import Consumer
 
 __all__ = ["ColumnMap", "column_map"]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.structure.groups import Consumer
+if TYPE_CHECKING:
+    from subprune.structure.groups import Consumer
 
 __all__ = ["consumer_weight", "scale_units", "stored_weight"]
 

@@ -9,11 +9,14 @@ inputs, of all but one fold, and of one fold alone come from the same single pas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from subprune.statistics.accumulation import Accumulator
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["FoldedStatistics"]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.runs import Run
-from subprune.statistics.statistics import Statistics
-from subprune.structure.groups import Group
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.runs import Run
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["Gathered", "Place", "generator"]
 

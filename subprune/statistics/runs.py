@@ -7,16 +7,18 @@ nothing is ever computed from the start again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from subprune.program import parallel
-from subprune.program.fuse import Folds
 from subprune.program.ops import activation
-from subprune.program.program import Override, Program
-from subprune.statistics.batchnorm import pooled
-from subprune.structure.groups import Group
+from subprune.statistics.moments import pooled
+
+if TYPE_CHECKING:
+    from subprune.program.fuse import Folds
+    from subprune.program.program import Override, Program
+    from subprune.structure.groups import Group
 
 __all__ = ["Passage", "Run"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -19,9 +19,11 @@ from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered, Place, generator
-from subprune.statistics.runs import Run
 from subprune.statistics.trace import Trace
-from subprune.structure.groups import Consumer
+
+if TYPE_CHECKING:
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer
 
 __all__ = [
     "PATCHES",

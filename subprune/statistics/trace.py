@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from subprune.program.ops import argument
-from subprune.program.program import Op, Override
-from subprune.structure.groups import Consumer
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op, Override
+    from subprune.structure.groups import Consumer
 
 __all__ = ["Trace"]
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subprune.program.ops import belongs
-from subprune.program.program import Program
-from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
-from subprune.structure.labels import Dim, Ids
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
+    from subprune.structure.flow import Flow, Use
+    from subprune.structure.labels import Dim, Ids
 
 __all__ = ["Builder", "Labelled", "SlotKey", "layer", "owner"]
 

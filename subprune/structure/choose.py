@@ -8,13 +8,15 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.messages import Message, joined
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["as_items", "choose_groups"]
 

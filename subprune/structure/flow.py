@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from subprune.program.ops import Product
 from subprune.program.program import Op, Program, Ref
 from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
+
+if TYPE_CHECKING:
+    from subprune.program.ops import Product
 
 __all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "part_of", "ref", "rule", "take"]
 

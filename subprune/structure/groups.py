@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
 from subprune.messages import Message
-from subprune.program.program import Program
-from subprune.structure.flow import Use
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
+    from subprune.structure.flow import Use
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from subprune.program.ops import NORMS, PRODUCTS, Product, argument, product, window
-from subprune.program.program import Op
 from subprune.structure.flow import Flow, Use, ref, rule
 from subprune.structure.labels import FREE, Dim
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op
 
 __all__: list[str] = []
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subprune.program.ops import argument
-from subprune.program.program import Op
 from subprune.structure.flow import Flow, Origin, part_of, ref, rule, take
 from subprune.structure.labels import FREE, Dim, Ids
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op
 
 __all__: list[str] = []
 
