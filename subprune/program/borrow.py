@@ -251,11 +251,20 @@ def _look(x: Any, depth: int, held: _Held) -> tuple[list[Any] | None, int]:
     return (_look_inside(x, held), 1) if depth < _DEPTH and _is_object(x) else (None, 0)
 
 
+def _attributes(x: Any) -> Any:
+    """What an object keeps under names; None for one with slots alone."""
+    try:
+        return vars(x)
+    except TypeError:
+        return None
+
+
 def _look_inside(x: Any, held: _Held) -> list[Any]:
     inside: list[Any] = []
-    if type(getattr(x, "__dict__", None)) is dict:
+    attributes = _attributes(x)
+    if type(attributes) is dict:
         held.objects.append(x)
-        inside.extend(vars(x).values())
+        inside.extend(attributes.values())
     kind = _kind(x)
     if kind is not None:
         held.containers.append(x)
