@@ -16,10 +16,10 @@ from workloads import IMAGES, Place, _paper_layers
 
 import subprune
 from subprune.data.batches import batches
-from subprune.measure.figures import count_parameters
+from subprune.measure.measurements import count_parameters
 from subprune.statistics.batchnorm import recalibrate
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import load
+from subprune.zoo.evaluation import count_correct
 
 # what the committed rows named "default" were made with
 PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}

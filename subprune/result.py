@@ -14,7 +14,7 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.measure.compare import Comparison, Tally, compare
 from subprune.messages import Message
 from subprune.plan import HISTORY, Plan, history_of

@@ -32,7 +32,7 @@ from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
 from subprune.loop.looks import curves
 from subprune.loop.tour import in_order
-from subprune.measure.figures import accuracy, agreement, count_parameters
+from subprune.measure.measurements import accuracy, agreement, count_parameters
 from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage

@@ -18,7 +18,7 @@ import subprune
 from subprune.budget import accuracy
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.visits import Visit
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.zoo.models import LeNet
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
@@ -501,7 +501,7 @@ def test_latencies_are_medians_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 50 * self.seconds if number in (1, 2, 3, 11) else self.seconds
             return x
 
-    monkeypatch.setattr("subprune.measure.figures.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("subprune.measure.measurements.time.perf_counter", lambda: now[0])
     one, other = Timed(1.0), Timed(2.0)
     a, b = measure.side_by_side([one, other], ((torch.ones(1),), {}))
     assert (a.median, b.median, a.repeats) == (pytest.approx(1.0), pytest.approx(2.0), 20)

@@ -16,8 +16,8 @@ from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
 from subprune.program.record import as_inputs
 from subprune.structure.analysis import find_groups
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")

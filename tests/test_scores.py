@@ -11,7 +11,7 @@ from views import recipe_of, setting_of, views
 
 import subprune
 from subprune.budget.goal import Limit, Rounding
-from subprune.budget.scores import by_score, top_fraction
+from subprune.budget.score import by_score, top_fraction
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.looks import comparable_scores

@@ -29,7 +29,7 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
 from subprune.measure.answers import read, read_program
 from subprune.measure.compare import Comparison, compare
-from subprune.measure.figures import Latency, accuracy, count_flops
+from subprune.measure.measurements import Latency, accuracy, count_flops
 from subprune.measure.stopwatch import Stopwatch
 from subprune.methods import find_method
 from subprune.program.record import record

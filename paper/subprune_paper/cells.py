@@ -29,7 +29,7 @@ from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.methods import find_method
 from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import BatchNorm, recalibrate
@@ -37,8 +37,8 @@ from subprune.statistics.calibration import Calibration
 from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load, split_verification
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 from subprune_paper.augmentation import augment

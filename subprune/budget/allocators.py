@@ -9,7 +9,7 @@ from subprune.budget.balanced import Balanced
 from subprune.budget.error import Error
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
-from subprune.budget.scores import Score
+from subprune.budget.score import Score
 from subprune.budget.uniform import Uniform
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.cutting.twin import first_line
 from subprune.errors import BudgetError
-from subprune.measure.figures import Latency, side_by_side
+from subprune.measure.measurements import Latency, side_by_side
 from subprune.messages import Message
 
 __all__ = ["LatencyGoal", "by_latency"]

@@ -18,8 +18,8 @@ from subprune.cli.console import out, print_json
 from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.progress import progress_bar
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 
 __all__ = ["register"]
