@@ -1,15 +1,16 @@
-"""`prune`, the whole way on one screen, and `forecast`, its first half."""
+"""`prune`, the whole way on one screen, `forecast`, its first half, and `method`, which adds one."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
@@ -18,12 +19,13 @@ from subprune.cutting.model_config import sync_config
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
-from subprune.errors import BudgetError, DataError, StructureError
+from subprune.errors import BudgetError, DataError, OptionError, StructureError, closest
 from subprune.keywords import takes
 from subprune.loop.tour import in_order
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
+from subprune.methods import METHODS, Method
 from subprune.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
@@ -31,16 +33,17 @@ from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
-from subprune.select.selector import Setting
+from subprune.select.selector import Answer, Function, Setting, View
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.targets import TARGETS, Target
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
     from subprune.structure.groups import Group
 
-__all__ = ["Result", "forecast", "prune"]
+__all__ = ["Result", "forecast", "method", "prune"]
 
 
 @takes(Options)
@@ -347,3 +350,51 @@ def _realise(
 
     # Where the few inputs show nothing wrong, nobody in particular is to blame: all are.
     return cut.model, cut.eager, blame(kept, problem) or dict.fromkeys(kept, cut.match.problem)
+
+
+def method(
+    name: str,
+    *,
+    target: str | Target = "sequential",
+    allocate: str | None = None,
+    labels: bool = False,
+    train_data: bool = False,
+    runs: bool = True,
+) -> Callable[[Callable[[View], Answer]], Callable[[View], Answer]]:
+    """Register a ranking function as a method: ``@subprune.method("my-method")``.
+
+    The function gets a `View` of one group and returns its units, best first. `target` says what
+    the layers should give, `allocate` how a goal is shared out; `labels` and `train_data` are True
+    where it needs labelled inputs or a labelled pool to draw from. With ``runs=False`` it sees
+    statistics only, and groups may be ranked side by side.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise OptionError(
+            f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}'
+        )
+    if isinstance(target, str):
+        _check_choice(name, "target", target, TARGETS)
+        target = TARGETS[target]
+    if allocate is not None:
+        _check_choice(name, "allocate", allocate, ALLOCATORS)
+
+    def register(function: Callable[[View], Answer]) -> Callable[[View], Answer]:
+        if not callable(function):
+            raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
+        if name in METHODS:
+            raise OptionError(f"there is a method named {name!r} already; choose another name")
+        summary = (function.__doc__ or "").strip().split("\n")[0]
+        selector = Function(function, labels=labels, pool=train_data, runs=runs)
+        METHODS[name] = Method(name, target, selector, summary, allocate)
+        return function
+
+    return register
+
+
+def _check_choice(name: str, option: str, value: object, allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    if value not in names:
+        near = closest(str(value), names)
+        raise OptionError(
+            f"method {name!r}: {option}={value!r}: {near}allowed are {', '.join(names)}"
+        )

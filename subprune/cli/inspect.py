@@ -11,9 +11,9 @@ from subprune.cli.console import out, print_json
 from subprune.cli.data import DataChoice, load_data
 from subprune.cli.models import load_model
 from subprune.data.batches import batches
-from subprune.inspection import Inspection
-from subprune.inspection import inspect as look
 from subprune.messages import FLAGS, spelled
+from subprune.report.inspection import Inspection
+from subprune.report.inspection import inspect as look
 
 __all__ = ["register"]
 
