@@ -118,7 +118,7 @@ def _stages(options: Options) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Ready:
-    """Everything that is known before the target is shared out."""
+    """Everything that is known before the goal is divided among the groups."""
 
     demand: Demand
     notes: Sequence[str]  # about cuts that were tried
@@ -206,18 +206,18 @@ def _walk_and_cut(
             f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()
         ]
         counts, demand, missed = _without(demand, counts, said)
-        notes += [Message("target missed: {missed}", missed=missed)] if missed else []
+        notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
 
 def _counts(demand: Demand) -> dict[str, int]:
-    """The goal, shared out over the groups."""
+    """The goal, divided among the groups."""
     return demand.counts() if demand.goal.latency is None else by_latency(demand)
 
 
 def _without(
     demand: Demand, counts: dict[str, int], failed: Mapping[str, str]
 ) -> tuple[dict[str, int], Demand, str]:
-    """The goal shared out over the other groups.
+    """The goal divided among the other groups.
 
     If they cannot meet it, the widths they had, and why.
     """

@@ -176,7 +176,7 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append(
             Message(
-                "its units differ in size: targets are met whichever stay; {budgets=} says how many"
+                "its units differ in size: goals are met whichever stay; {budgets=} says how many"
             )
         )
     if group.reweightable:  # otherwise the first obstacle says it all

@@ -125,7 +125,7 @@ def method(
     """Register a ranking function as a method: ``@subprune.method("my-method")``.
 
     The function gets a `View` of one group and returns its units, best first. `target` says what
-    the layers should give, `allocate` how a goal is shared out; `labels` and `train_data` are True
+    the layers should give, `allocate` how a goal is divided; `labels` and `train_data` are True
     where it needs labelled inputs or a labelled pool to draw from. With ``runs=False`` it sees
     statistics only, and groups may be ranked side by side.
     """

@@ -148,7 +148,7 @@ class Options:
     )
     allocate: AllocatorName | Allocator | None = option(
         None,
-        f"how the goal is shared out over the groups: {', '.join(ALLOCATORS)}; by default the "
+        f"how the goal is divided among the groups: {', '.join(ALLOCATORS)}; by default the "
         "method's own, or balanced",
         **_part("allocate", Allocator, ALLOCATORS),
     )
@@ -197,7 +197,7 @@ class Options:
     )
     cache: str | Path | None = option(
         None,
-        "folder for accuracy curves, which are used again for other targets and after a break",
+        "folder for accuracy curves, which are used again for other goals and after a break",
         panel=_WORK,
         metavar="FOLDER",
         parse=Path,
@@ -259,7 +259,7 @@ class Options:
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "
-        "with a latency as target on the first batch",
+        "with a latency as goal on the first batch",
         panel=_WORK,
         planned=False,  # changes nothing in the result
     )
@@ -304,7 +304,7 @@ class Options:
 
     @property
     def allocator(self) -> Allocator:
-        """Who shares out the goal."""
+        """Who divides the goal among the groups."""
         if isinstance(self.allocate, Allocator):
             return self.allocate
         return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
@@ -385,7 +385,7 @@ def _check_goal(options: Options) -> None:
     if len(given) != 1:
         raise OptionError(
             Message(
-                "give exactly one target of {goals}; got {given}",
+                "give exactly one goal of {goals}; got {given}",
                 goals=listed(GOALS),
                 given=listed(given, " and ") if given else "none",
             )
@@ -426,7 +426,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says how many units each group keeps, so there is nothing for "
-                "{allocate=} to share out; omit one of them",
+                "{allocate=} to divide; omit one of them",
                 allocate=options.allocator.name,
             )
         )

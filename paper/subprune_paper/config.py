@@ -26,8 +26,8 @@ else:  # pragma: no cover
 
 __all__ = [
     "FINETUNE",
+    "GOALS",
     "SHIPPED",
-    "TARGETS",
     "Config",
     "find_config",
     "parse_config",
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 FINETUNE = ("none", "limited", "full")
-TARGETS = ("compression", "keep")
+GOALS = ("compression", "keep")
 SHIPPED = Path(__file__).resolve().parent / "configs"
 
 
@@ -110,7 +110,7 @@ class Config:
                 f"name is {self.name!r}; allowed are small letters, digits and dashes."
             )
         _one_of("dataset", [self.dataset], dataset_names())
-        _one_of("target", [self.target], TARGETS)
+        _one_of("target", [self.target], GOALS)
         _one_of("allocate", [self.allocate], ALLOCATORS)
         _one_of("batchnorm", self.batchnorm, BATCHNORM)
         _one_of("finetune", self.finetune, FINETUNE)

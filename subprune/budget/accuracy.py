@@ -230,7 +230,7 @@ def equal_accuracy(
     rounding: Rounding,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
-    """The highest common accuracy that meets the target; what is left goes to the largest fraction
+    """The highest common accuracy that meets the goal; what is left goes to the largest fraction
     first.
 
     Each group takes the smallest measured number of units that reaches the accuracy: in the paper,

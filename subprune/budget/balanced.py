@@ -58,7 +58,7 @@ def by_balance(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the target."""
+    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the goal."""
     even = even_share(groups, cost, limit, rounding)
     cheapest = by_knapsack(groups, curves, cost, limit, rounding)
 
@@ -80,7 +80,7 @@ def by_balance(
 def even_share(
     groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
 ) -> Counts:
-    """The largest common fraction that meets the target, in every group rounded up."""
+    """The largest common fraction that meets the goal, in every group rounded up."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:

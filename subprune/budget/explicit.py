@@ -100,7 +100,7 @@ def missed(
         return ""
     more = f" and {len(over) - 5} more" if len(over) > 5 else ""
     return Message(
-        "target missed: {keep=}, but no group goes below one unit, or {round_to:name} of them; it "
+        "goal missed: {keep=}, but no group goes below one unit, or {round_to:name} of them; it "
         "kept {over}{more}",
         keep=keep,
         over=", ".join(over[:5]),

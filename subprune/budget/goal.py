@@ -63,7 +63,7 @@ class Limit:
         return self.size(cost, counts) <= self.most
 
     def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
-        """Refuse a target that even one unit per group does not meet, and name the nearest that can
+        """Refuse a goal that even one unit per group does not meet, and name the nearest that can
         be.
         """
         least, full = self.size(cost, smallest), self.size(cost, {})
@@ -179,7 +179,7 @@ def fill(
     urgency: Callable[[Group, int], float],
 ) -> Counts:
     """Add units, most urgent group first, until not one more fits: the largest model within the
-    target.
+    goal.
     """
     result = dict(counts)
     open_ = {g.name: g for g in groups if result[g.name] < g.n_units}

@@ -36,7 +36,7 @@ def by_knapsack(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The smallest sum of relative input changes that the target allows.
+    """The smallest sum of relative input changes that the goal allows.
 
     Starts from the whole model and goes down the convex hulls of the error curves: always the step
     that adds least error for what it saves, with savings counted anew, since they depend on the

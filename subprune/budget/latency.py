@@ -2,7 +2,7 @@
 asked.
 
 Latency depends on widths only, not on which units stay, so candidates are cut without any
-statistics and timed beside the dense model; the budget rule shares out each candidate's FLOPs from
+statistics and timed beside the dense model; the budget rule divides each candidate's FLOPs by
 the same error curves. The winner is timed once more, longer: of many candidates the best is often
 one that was lucky.
 """
@@ -58,11 +58,11 @@ class LatencyGoal:
             dense=dense.median * 1e3,
         )
         if small.high <= self.allowed(dense.low):
-            return Message("target met: {said}", said=said)
+            return Message("goal met: {said}", said=said)
         if small.low > self.allowed(dense.high):
-            return Message("target missed: {said}; ask for less", said=said)
+            return Message("goal missed: {said}; ask for less", said=said)
         spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
-        words = "target within the noise: {said}, and {spread}; ask for less to be sure"
+        words = "goal within the noise: {said}, and {spread}; ask for less to be sure"
         return Message(words, said=said, spread=spread)
 
 

@@ -47,7 +47,7 @@ def by_score(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The units with the highest scores, as many as the target allows; at least one in every group."""
+    """The units with the highest scores, as many as the goal allows; at least one in every group."""
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
     counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)

@@ -50,7 +50,7 @@ def methods(
         needs = "--train-data" if selector.needs_pool else needs
         table.add_row(name, m.target.name, needs, m.summary)
     out.print(table)
-    rules = Table("allocate", "how the target is shared out over the layers")
+    rules = Table("allocate", "how the goal is divided among the layers")
     for name, rule in ALLOCATORS.items():
         rules.add_row(name, " ".join((rule.__doc__ or "").split()))
     out.print(rules)

@@ -1,4 +1,4 @@
-"""What `prune` would do: numbers of units, exact sizes, and whether the target can be met at all."""
+"""What `prune` would do: numbers of units, exact sizes, and whether the goal can be met at all."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Forecast:
     # before and after; exact, or at most, where units of a group differ in size
     parameters: tuple[int, int]
     flops: tuple[int, int]  # for one input: of a call on the first batch, over its inputs; likewise
-    # why the target cannot be met; `groups` then shows the smallest possible model
+    # why the goal cannot be met; `groups` then shows the smallest possible model
     problem: str = ""
-    needed: str = ""  # what had to be computed to share out the target; empty if nothing
+    needed: str = ""  # what had to be computed to divide the goal; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def feasible(self) -> bool:
-        """Whether the target can be met."""
+        """Whether the goal can be met."""
         return not self.problem
 
     @property
@@ -55,7 +55,7 @@ class Forecast:
     def summary(self) -> str:
         """One line."""
         (p, q), (f, h) = self.parameters, self.flops
-        words = "would leave" if self.feasible else "cannot meet the target; the smallest model has"
+        words = "would leave" if self.feasible else "cannot meet the goal; the smallest model has"
         return (
             f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
             f"{f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"

@@ -75,7 +75,7 @@ def html_table(
 
 
 def _head(r: Report) -> str:
-    target = next(
+    goal = next(
         (
             f"{k} = {_plain(r.plan.options[k])}"
             for k in ("compression", "speedup", "params", "flops", "latency", "keep")
@@ -83,7 +83,7 @@ def _head(r: Report) -> str:
         ),
         "given budgets",
     )
-    words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
+    words = f"{r.plan.method}, {goal}, {r.samples} inputs, {r.seconds:.1f} s"
     if r.parts:
         words += f" ({spent(r)})"
     return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'

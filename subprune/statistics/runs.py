@@ -49,7 +49,7 @@ class Run:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model is computed on the CPU, whose cores can be shared out; other devices
+        """Whether the model is computed on the CPU, whose cores can be divided; other devices
         have one queue.
         """
         return all(x.device.type == "cpu" for x in self.tensors.values())
