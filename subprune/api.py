@@ -67,7 +67,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         groups = len(options.budgets or demand.groups)
         steps = {"pruning": groups, "measuring": 2 if verify is None else 3}
         tick.plan(budgets=demand.steps(), **steps)
-        done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
+        done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
         calibration = demand.calibration
         done.notes[:0] = ready.notes
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
@@ -76,7 +76,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         return make_result(
             calibration,
             small,
-            left,
+            pruned,
             done,
             options,
             watch=watch,
@@ -130,10 +130,10 @@ def _ready(
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
     tick("reading data")
-    given = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
+    inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
-    calibration = Calibration.of(model, given.batches, options.recipe.fit.parts)
+    calibration = Calibration.of(model, inputs.batches, options.recipe.fit.parts)
     tick("trying the cuts")
     checked = _groups(calibration, options)
     watch.lap("structure")
@@ -143,7 +143,7 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, given.remarks)
+    return _Ready(demand, checked.notes, inputs.remarks)
 
 
 def _more(
@@ -193,19 +193,20 @@ def _walk_and_cut(
     notes: list[str] = []
     while True:
         tick.enter("pruning")
-        done, left = _walk(demand, counts, options, tick)
+        done, pruned = _walk(demand, counts, options, tick)
         watch.lap("pruning")
         tick.enter("check")
         tick("cutting and checking")
-        small, eager, said = _realise(demand.calibration, done)
+        small, eager, outcome = _realise(demand.calibration, done)
         watch.lap("check")
-        if not isinstance(said, dict):
-            done.notes += [*notes, *said]
-            return done, left, small, eager
+        if not isinstance(outcome, dict):
+            done.notes += [*notes, *outcome]
+            return done, pruned, small, eager
         notes += [
-            f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()
+            f"left whole: {name} cannot be cut to this width, {why}"
+            for name, why in outcome.items()
         ]
-        counts, demand, missed = _without(demand, counts, said)
+        counts, demand, missed = _without(demand, counts, outcome)
         notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
 
@@ -287,11 +288,11 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
     able = in_order([g for g in chosen if g.name not in checked.refused])
     if not able:
-        left = Message(" of what {only=} and {ignore=} leave")
+        scope = Message(" of what {only=} and {ignore=} leave")
         raise BudgetError(
             Message(
-                "nothing in the model{left} can be pruned: {reasons}",
-                left="" if only is None and ignore is None else left,
+                "nothing in the model{scope} can be pruned: {reasons}",
+                scope="" if only is None and ignore is None else scope,
                 reasons=_reasons(calibration),
             )
         )

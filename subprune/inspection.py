@@ -138,19 +138,19 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     it is not changed.
     """
     check_kind(model)
-    given = examples(model, example_inputs)
-    structure = analyse(record_given(model, given, "the example inputs"))
+    arguments = examples(model, example_inputs)
+    structure = analyse(record_given(model, arguments, "the example inputs"))
     cost = CostModel(model, structure)
     read = {v for op in structure.program.ops for v in op.inputs}
-    seen = {name for name, vid in structure.program.tensors.items() if vid in read}
+    used = {name for name, vid in structure.program.tensors.items() if vid in read}
     hidden = tuple(structure.program.opaque)
     unused = tuple(
         name
         for name, _ in model.named_parameters()
-        if name not in seen and not any(name.startswith(o + ".") for o in hidden)
+        if name not in used and not any(name.startswith(o + ".") for o in hidden)
     )
-    checked = check_code(model, structure, given)
-    inputs = input_count(given)
+    checked = check_code(model, structure, arguments)
+    inputs = input_count(arguments)
     rows = tuple(_row(group, cost, checked, inputs) for group in structure.groups)
     return Inspection(
         type(model).__name__,

@@ -146,8 +146,8 @@ def _filled(template: str, parts: Mapping[str, Any], spelling: Spelling) -> str:
             continue
         name = field.removesuffix("=")
         if field != name:
-            given = name in parts
-            text += spelling.given(name, parts[name]) if given else spelling.bare(name)
+            has_value = name in parts
+            text += spelling.given(name, parts[name]) if has_value else spelling.bare(name)
         elif layout == "name":
             text += spelling.name(name)
         elif layout == "item":

@@ -85,10 +85,10 @@ def run_job(
 def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> Outcome:
     """Run one cell and measure."""
     if cell.method == DENSE:
-        found: dict[str, Any] = {"budget_seconds": 0.0, "prune_seconds": 0.0, "kept": "{}"}
+        measured: dict[str, Any] = {"budget_seconds": 0.0, "prune_seconds": 0.0, "kept": "{}"}
         model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
     else:
-        small, found = _pruned(cell.pruning, context, stage)
+        small, measured = _pruned(cell.pruning, context, stage)
         model = copy.deepcopy(small)
         if cell.batchnorm == "recalibrate":
             recalibrate(model, batches(_calibration(cell, context), model, None))
@@ -109,7 +109,7 @@ def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> 
     return Outcome(
         "done",
         {
-            **found,
+            **measured,
             "correct": correct,
             "images": len(test),
             "top1": 100 * correct / len(test),
@@ -150,9 +150,9 @@ def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Modul
             f"{path} is not a file; give the --models-dir that holds {weights!r}, or train the "
             "network."
         )
-    if sha256 and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+    if sha256 and (checksum := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
         raise DataError(
-            f"{path} has checksum {found}, the experiment needs {sha256}; get the right file."
+            f"{path} has checksum {checksum}, the experiment needs {sha256}; get the right file."
         )
     model = build(name)
     load_weights(model, path)
@@ -272,11 +272,11 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
             batches((train.inputs(indices), train.labels[indices]), model, None)
         )
     pool = _pool(cell, context)
-    own = None if pool is None else calibration.on(batches(pool, model, None))
+    pool_calibration = None if pool is None else calibration.on(batches(pool, model, None))
     groups = choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)
     row = find_method(cell.method)
     return Demand(
-        setting=Setting(calibration, tuple(in_order(groups)), cell.seed, own),
+        setting=Setting(calibration, tuple(in_order(groups)), cell.seed, pool_calibration),
         recipe=Recipe(row.target, row.selector, _fit(cell), row.name),
         goal=Goal(compression=1.0),
         allocator=ALLOCATORS[cell.rule],

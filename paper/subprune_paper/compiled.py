@@ -114,16 +114,16 @@ def _is_lenet(model: nn.Module) -> bool:
     CPU, all trained.
     """
     watched = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "forward")
-    own = [vars(m).get(name) for m in model.modules() for name in watched]
+    overrides = [vars(m).get(name) for m in model.modules() for name in watched]
     if (
         type(model) is not LeNet
-        or any(own)
+        or any(overrides)
         or [type(m) for m in model.children()] != [nn.Conv2d] * 2 + [nn.Linear] * 3
     ):
         return False
-    found = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     layers = [name for name, _ in model.named_children()]
-    k1, k2, f1, f2, _ = (len(found[f"{name}.weight"]) for name in layers)
+    k1, k2, f1, f2, _ = (len(parameters[f"{name}.weight"]) for name in layers)
     shapes = ((k1, 1, 3, 3), (k2, k1, 3, 3), (f1, k2 * 25), (f2, f1), (CLASSES, f2))
     wanted = {f"{name}.weight": shape for name, shape in zip(layers, shapes, strict=True)}
     wanted |= {f"{name}.bias": shape[:1] for name, shape in zip(layers, shapes, strict=True)}
@@ -134,9 +134,9 @@ def _is_lenet(model: nn.Module) -> bool:
     )
     near = all(
         p.dtype == torch.float32 and p.device.type == "cpu" and p.requires_grad
-        for p in found.values()
+        for p in parameters.values()
     )
-    return plain and near and {name: tuple(p.shape) for name, p in found.items()} == wanted
+    return plain and near and {name: tuple(p.shape) for name, p in parameters.items()} == wanted
 
 
 def _pointer(x: Tensor) -> ctypes.c_void_p:

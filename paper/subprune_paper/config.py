@@ -124,9 +124,9 @@ class Config:
 
     def _check_numbers(self) -> None:
         for field in ("methods", "values", "reweight", "batchnorm", "finetune", "seeds"):
-            given = getattr(self, field)
-            if not given or len(set(given)) < len(given):
-                raise OptionError(f"{field} is {list(given)}; give at least one, and none twice.")
+            entries = getattr(self, field)
+            if not entries or len(set(entries)) < len(entries):
+                raise OptionError(f"{field} is {list(entries)}; give at least one, and none twice.")
         for field in ("batches", "batch_size"):
             if getattr(self, field) < 1:
                 raise OptionError(f"{field} is {getattr(self, field)}; it must be at least 1.")
@@ -144,16 +144,16 @@ class Config:
 
     def rule(self, method: str) -> str:
         """The budget rule of a method: its own, or the one for all layerwise methods."""
-        own = find_method(method).allocate
+        preset = find_method(method).allocate
         return (
             self.allocate
-            if own == "sampling" and self.allocate == "uniform"
-            else own or self.allocate
+            if preset == "sampling" and self.allocate == "uniform"
+            else preset or self.allocate
         )
 
 
-def _one_of(what: str, given: Any, allowed: Any) -> None:
-    for value in given:
+def _one_of(what: str, values: Any, allowed: Any) -> None:
+    for value in values:
         if value not in allowed:
             raise OptionError(
                 f"{what} is {value!r}; {closest(value, allowed)}allowed are "

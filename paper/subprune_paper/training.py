@@ -84,10 +84,10 @@ class Recipe:
 
     def rate(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 1."""
-        found = self.learning_rate
+        rate = self.learning_rate
         for _ in range(sum(drop < epoch for drop in self.drops)):
-            found *= 0.1
-        return found
+            rate *= 0.1
+        return rate
 
     def shortened(self, epochs: int) -> Recipe:
         """The same recipe for another number of epochs, the drops moved in proportion."""

@@ -131,5 +131,5 @@ class Demand:
 
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""
-        left = tuple(g for g in self.groups if g.name not in names)
-        return replace(self, setting=replace(self.setting, groups=left))
+        others = tuple(g for g in self.groups if g.name not in names)
+        return replace(self, setting=replace(self.setting, groups=others))

@@ -68,18 +68,18 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
-        own = (
+        reason = (
             f", and the model's own code runs with multiples of {multiple}"
             if multiple > rounding.to
             else ""
         )
         raise BudgetError(
             Message(
-                "{keep=} cannot be reached with {round_to=}{own}: the widest group has {widest} "
+                "{keep=} cannot be reached with {round_to=}{reason}: the widest group has {widest} "
                 "units, so all would stay whole; give a {round_to:name} below {widest}",
                 keep=keep,
                 round_to=rounding.to,
-                own=own,
+                reason=reason,
                 widest=widest,
             )
         )

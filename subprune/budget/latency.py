@@ -48,7 +48,7 @@ class LatencyGoal:
 
     def verdict(self, dense: Latency, small: Latency) -> str:
         """In words, whether it was met; neither is said where the calls' spread covers the limit."""
-        said = Message(
+        figures = Message(
             "{latency=} allows {allowed:.3g} ms a call, {small:.3g} ms ({share:.0%} of {dense:.3g} "
             "ms) were measured",
             latency=self.asked,
@@ -58,12 +58,12 @@ class LatencyGoal:
             dense=dense.median * 1e3,
         )
         if small.high <= self.allowed(dense.low):
-            return Message("goal met: {said}", said=said)
+            return Message("goal met: {figures}", figures=figures)
         if small.low > self.allowed(dense.high):
-            return Message("goal missed: {said}; ask for less", said=said)
+            return Message("goal missed: {figures}; ask for less", figures=figures)
         spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
-        words = "goal within the noise: {said}, and {spread}; ask for less to be sure"
-        return Message(words, said=said, spread=spread)
+        words = "goal within the noise: {figures}, and {spread}; ask for less to be sure"
+        return Message(words, figures=figures, spread=spread)
 
 
 def by_latency(demand: Demand) -> Counts:

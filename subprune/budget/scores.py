@@ -67,15 +67,15 @@ def _falling(
     groups: Sequence[Group], scores: Mapping[str, Tensor]
 ) -> dict[str, NDArray[np.float64]]:
     """Scores of each group from high to low."""
-    found = {}
+    falling = {}
     for g in groups:
-        own = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
-        if own.shape != (g.n_units,) or not np.isfinite(own).all():
+        values = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
+        if values.shape != (g.n_units,) or not np.isfinite(values).all():
             raise DataError(
-                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}"
+                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {values.shape}"
             )
-        found[g.name] = np.sort(own)[::-1]
-    return found
+        falling[g.name] = np.sort(values)[::-1]
+    return falling
 
 
 def _cut(

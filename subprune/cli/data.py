@@ -92,10 +92,10 @@ def _refuse_preparation(choice: DataChoice, why: str) -> None:
     """Options that would be ignored silently are refused; with other data than --data they may be
     meant for that.
     """
-    given = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
-    if given and choice.option == "--data":
+    flags = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
+    if flags and choice.option == "--data":
         raise OptionError(
-            f"{' and '.join(given)} cannot be applied to --data {choice.spec}, {why}; omit it"
+            f"{' and '.join(flags)} cannot be applied to --data {choice.spec}, {why}; omit it"
         )
 
 
@@ -224,11 +224,11 @@ def _images(path: Path, files: Sequence[Path], choice: DataChoice) -> Tensor:
         images.append(_resized(read_image(file)[None], choice)[0])
         shapes.setdefault(tuple(images[-1].shape), file.name)
     if len(shapes) > 1:
-        seen = ", ".join(
+        sizes = ", ".join(
             f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3]
         )
         raise DataError(
-            f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike"
+            f"the images in {path} differ in size or colour: {sizes}; give --resize, or images alike"
         )
     return torch.stack(images)
 

@@ -71,14 +71,12 @@ def find_callable(spec: str, option: str) -> Any:
             f"{option} {spec!r} must look like package.module:callable or file.py:callable"
         )
     try:
-        found: Any = _module(place)
+        item: Any = _module(place)
         for part in name.split("."):
-            found = getattr(found, part)
+            item = getattr(item, part)
     except AttributeError as error:
         names = (
-            [n for n in vars(found) if not n.startswith("_")]
-            if isinstance(found, ModuleType)
-            else []
+            [n for n in vars(item) if not n.startswith("_")] if isinstance(item, ModuleType) else []
         )
         raise OptionError(
             f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}"
@@ -92,7 +90,7 @@ def find_callable(spec: str, option: str) -> Any:
             f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} ({blame.place(error)}); --debug shows "
             "the traceback"
         ) from error
-    return found
+    return item
 
 
 def _module(place: str) -> ModuleType:
@@ -112,12 +110,12 @@ def _module(place: str) -> ModuleType:
     return importlib.import_module(place)
 
 
-def call(found: Any, spec: str, option: str) -> Any:
+def call(item: Any, spec: str, option: str) -> Any:
     """The object itself, or what it returns; an error inside it is named."""
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
+    if isinstance(item, nn.Module) or not callable(item):
+        return item
     try:
-        return found()
+        return item()
     except (Exception, SystemExit) as error:
         raise OptionError(
             f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; --debug shows the traceback"
@@ -190,9 +188,9 @@ def _cause(error: Exception) -> str:
     """In one line without control characters; of PyTorch's long advice on pickles only what it
     found.
     """
-    found = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
-    if found:
-        return f"it holds a pickled {found[1]}, and no code is run to read a file"
+    match = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
+    if match:
+        return f"it holds a pickled {match[1]}, and no code is run to read a file"
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip().split("\n")[0])
     return f"{type(error).__name__}: {text[:200]}"
 

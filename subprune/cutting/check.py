@@ -106,10 +106,10 @@ def check_code(model: nn.Module, structure: Structure, inputs: Inputs) -> Check:
             except Exception as error:
                 first = first or f"{type(error).__name__}: {first_line(error)}"
                 continue
-            found = [program.values[v].shape for v in program.outputs]
-            if found == shapes:
+            small_shapes = [program.values[v].shape for v in program.outputs]
+            if small_shapes == shapes:
                 return ""
-            first = first or f"the outputs have shapes {found}, and {shapes} with all units"
+            first = first or f"the outputs have shapes {small_shapes}, and {shapes} with all units"
         return first
 
     return _search([g for g in structure.groups if not g.barrier], problem, 1)
@@ -213,8 +213,8 @@ def few_inputs(model: nn.Module, structure: Structure, batch: Batch) -> Few:
 
 def _fits(program: Program, structure: Structure) -> bool:
     """Whether the program is the structure's own but for the number of inputs."""
-    own = structure.program
-    if [str(op.func) for op in program.ops] != [str(op.func) for op in own.ops]:
+    original = structure.program
+    if [str(op.func) for op in program.ops] != [str(op.func) for op in original.ops]:
         return False
     return all(
         program.values[n.value].shape[n.dim] == n.units.size

@@ -125,15 +125,15 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
     """A dimension may hold units of several groups (a concatenation): what all of them keep stays."""
-    left: dict[str, dict[int, Keep]] = {}
+    kept: dict[str, dict[int, Keep]] = {}
     for group, keep in keeps:
         for slot in group.slots:
             on = (slot.units < 0) | keep[slot.units]
-            dims = left.setdefault(slot.tensor, {})
+            dims = kept.setdefault(slot.tensor, {})
             dims[slot.dim] = dims[slot.dim] & on if slot.dim in dims else on
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new: dict[str, Tensor] = {}
-    for name, dims in left.items():
+    for name, dims in kept.items():
         x = named[name].detach()
         for dim, on in dims.items():
             if x.shape[dim] != on.size:
@@ -205,10 +205,10 @@ def prove(
     Raises `StructureError` with the name of the group and the operation that broke it. The model
     given is not touched.
     """
-    found = attempt(model, structure, kept, inputs, tolerance)
-    if found.match.problem:
-        raise StructureError(broken(structure, kept, found.match.problem))
-    return found.model
+    result = attempt(model, structure, kept, inputs, tolerance)
+    if result.match.problem:
+        raise StructureError(broken(structure, kept, result.match.problem))
+    return result.model
 
 
 def broken(structure: Structure, names: Iterable[str], problem: str) -> str:

@@ -132,7 +132,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     """
     state = [*model.parameters(), *model.buffers()]
     stand_ins = {id(x): _widened(x.detach()) for x in state} if wide else {}
-    given = tree_map(_widened, inputs) if wide else inputs
+    arguments = tree_map(_widened, inputs) if wide else inputs
     precision: contextlib.AbstractContextManager[Any] = (
         _InDouble() if wide else contextlib.nullcontext()
     )
@@ -147,7 +147,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
                 precision,
             ):
                 stack.enter_context(context)
-            return flat_tensors(plain(call(model, given)))
+            return flat_tensors(plain(call(model, arguments)))
     except Exception as error:
         where = repr(running[-1]) if running and running[-1] else "the model's own forward"
         raise StructureError(f"in {where}: {type(error).__name__}: {first_line(error)}") from error
@@ -165,9 +165,9 @@ def first_line(error: BaseException) -> str:
     """What an error says, without its details; of one that says nothing, the line of code that
     raised it.
     """
-    said = str(error).strip().split("\n")[0]
-    if said:
-        return said
+    line = str(error).strip().split("\n")[0]
+    if line:
+        return line
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line or "").strip() if frames else ""
 

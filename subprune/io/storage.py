@@ -138,14 +138,14 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
     for name, group in groups.items():
         if name not in structure.names:
             raise DataError(f"the model has no group {name!r}")
-        found = structure[name]
-        if found.n_units != group["units"] or {s.tensor for s in found.slots} != set(
+        present = structure[name]
+        if present.n_units != group["units"] or {s.tensor for s in present.slots} != set(
             group["shapes"]
         ):
             raise DataError(
-                f"group {name!r} has {group['units']} units in the file, {found.n_units} here"
+                f"group {name!r} has {group['units']} units in the file, {present.n_units} here"
             )
-        keeps.append((found, keep_mask(found, group["kept"])))
+        keeps.append((present, keep_mask(present, group["kept"])))
     cut_in_place(model, keeps, structure.program, eager=step["eager"])
 
 
@@ -252,8 +252,8 @@ def _check_plan(plan: Any) -> None:
 
 
 def _check_content(path: Path, plan: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    found = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
-    if found != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
+    shapes = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
+    if shapes != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
         raise DataError(
             f"the tensors in {path.name} were altered: they do not fit the plan; save the model again"
         )

@@ -155,14 +155,14 @@ def _source(program: Program) -> _Source:
         entry = product(op)
         if entry is not None:
             return _forward(entry.output % len(made.shape), reversed(steps))
-        given = [
+        sources = [
             program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")
         ]
         if belongs(op, "features") or any(
-            v.source == "input" and v.shape == made.shape for v in given
+            v.source == "input" and v.shape == made.shape for v in sources
         ):
             return _NUMBERS
-        candidates = [v for v in given if v.source == "op" and v.dtype.is_floating_point]
+        candidates = [v for v in sources if v.source == "op" and v.dtype.is_floating_point]
         if not candidates:
             return _Source()
         read = max(candidates, key=lambda v: prod(v.shape))
@@ -199,13 +199,13 @@ def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program)
 def _depends(value: int, on: int, makers: dict[int, Op]) -> bool:
     """Whether a value was computed from another; nothing made before that one is looked at."""
     first = makers[on].index
-    waiting, seen = [value], {value}
+    waiting, visited = [value], {value}
     while waiting:
         maker = makers.get(waiting.pop())
         if maker is None or maker.index <= first:
             continue
         if on in maker.inputs:
             return True
-        waiting += [v for v in maker.inputs if v not in seen]
-        seen.update(maker.inputs)
+        waiting += [v for v in maker.inputs if v not in visited]
+        visited.update(maker.inputs)
     return False

@@ -33,8 +33,8 @@ def check_kind(model: nn.Module) -> None:
                 f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be "
                 "cut; give the Python module that it was made from, and script the result"
             )
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if any(is_lazy(x) for x in own):
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(is_lazy(x) for x in tensors):
             raise OptionError(
                 f"{place} is a {type(module).__name__} that has no weights yet; call the model once with "
                 "an example input, and load trained weights"

@@ -95,8 +95,8 @@ def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        given: Any = args[0] if args else kwargs.get(first)
-        model = given if isinstance(given, nn.Module) else getattr(given, "model", None)
+        holder: Any = args[0] if args else kwargs.get(first)
+        model = holder if isinstance(holder, nn.Module) else getattr(holder, "model", None)
         with _kept(model):
             return function(*args, **kwargs)
 
@@ -218,15 +218,15 @@ class _Held:
 
 def _held(model: nn.Module) -> _Held:
     held = _Held()
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: deque[tuple[Any, int]] = deque([(model, 0)])
     while waiting:
         x, depth = waiting.pop()
-        if id(x) in seen or type(x) in _SIMPLE:
+        if id(x) in visited or type(x) in _SIMPLE:
             continue
         inside, deeper = _look(x, depth, held)
         if inside is not None:
-            seen.add(id(x))
+            visited.add(id(x))
             waiting.extend((value, depth + deeper) for value in inside)
     return held
 

@@ -51,8 +51,8 @@ class Chain:
         ):
             return None
         weight, bias = self._folded(weight, bias, fetch, folds)
-        own = self.window
-        shape = (own.padding, own.stride, own.dilation, own.groups)
+        window = self.window
+        shape = (window.padding, window.stride, window.dilation, window.groups)
         relu: Any = "relu" if self.relu else None
         if self.other is None:
             call = torch.ops.mkldnn._convolution_pointwise.default
@@ -105,12 +105,12 @@ def chains(program: Program) -> dict[int, Chain]:
             readers[vid] = readers.get(vid, 0) + 1
     alive = [op for op in program.ops if any(readers.get(v) for v in op.outs)]
     made = {v: op.index for op in program.ops for v in op.outs}
-    found = (
+    candidates = (
         _chain(program, alive[i:], readers, made)
         for i, op in enumerate(alive)
         if _plain_convolution(program, op)
     )
-    return {c.ops[0]: c for c in found if c is not None}
+    return {c.ops[0]: c for c in candidates if c is not None}
 
 
 def _by_layout(program: Program, op: Op) -> bool:
@@ -154,13 +154,13 @@ def _chain(
         rest.pop(0)
     if follows(lambda op: belongs(op, "relu")):
         taken, out, relu = [*taken, rest[0].index], rest[0].outs[0], True
-    own = window(conv)
-    if len(taken) == 1 or own is None:
+    geometry = window(conv)
+    if len(taken) == 1 or geometry is None:
         return None
     return Chain(
         ops=tuple(taken),
         tensors=tuple(argument(conv, name) for name in ("input", "weight", "bias")),
-        window=own,
+        window=geometry,
         norm=() if folded is None else _norm_tensors(folded),
         epsilon=0.0 if folded is None else argument(folded, "eps"),
         other=other,

@@ -105,9 +105,11 @@ class _Recorder(TorchDispatchMode):
                 result = original(*args, **kwargs)
             finally:
                 self.paused -= 1
-            own = recurrent_flops(func.module, args, kwargs) if isinstance(func, _Opaque) else None
-            if own is not None:  # some of its kernels are counted and others are not
-                self.pending = before + own
+            flops = (
+                recurrent_flops(func.module, args, kwargs) if isinstance(func, _Opaque) else None
+            )
+            if flops is not None:  # some of its kernels are counted and others are not
+                self.pending = before + flops
             if not self.paused:
                 self.write(func, args, kwargs, result, self.pending)
             return result
@@ -298,10 +300,8 @@ def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
     args, kwargs = inputs
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     text = str(error).strip()
-    said = text.splitlines()[0] if text else repr(error)
-    return (
-        f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {said}"
-    )
+    first_line = text.splitlines()[0] if text else repr(error)
+    return f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {first_line}"
 
 
 def as_inputs(example: Any) -> Inputs:

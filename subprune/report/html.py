@@ -198,14 +198,14 @@ def _curves(r: Report) -> str:
         drawing = curve(g)
         if drawing:
             k = len(g.kept)
-            left = (
+            remaining = (
                 "whole"
                 if k == g.units
                 else f"{percent(g.errors[k]) if k < len(g.errors) else '–'} left"
             )
-            said = f"{k} of {g.units} kept: {left}"
+            caption = f"{k} of {g.units} kept: {remaining}"
             cards.append(
-                f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(said)}</p>{drawing}</div>'
+                f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(caption)}</p>{drawing}</div>'
             )
     if not cards:
         return ""

@@ -26,11 +26,11 @@ def network(layers: Sequence[Layer]) -> str:
     parts, previous = [], None
     for i, layer in enumerate(layers):
         top = i * _ROW + 16
-        full, left = (_share(n, widest) * _WIDE for n in (layer.before, layer.after))
+        full, now = (_share(n, widest) * _WIDE for n in (layer.before, layer.after))
         if previous is not None:
-            parts.append(_flow(previous, (top, left)))
+            parts.append(_flow(previous, (top, now)))
         parts.append(_bar("before", top, full))
-        parts.append(_bar("after", top, left))
+        parts.append(_bar("after", top, now))
         name = html.escape(_short(layer.name, 34))
         change = (
             f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"
@@ -41,7 +41,7 @@ def network(layers: Sequence[Layer]) -> str:
         parts.append(
             f'<rect x="0" y="{top - 14}" width="360" height="{_ROW}" opacity="0"><title>{title}</title></rect>'
         )
-        previous = (top + _BAR, left)
+        previous = (top + _BAR, now)
     label = "the network from input to output, widths before and after"
     return f'<svg viewBox="0 0 360 {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 

@@ -136,8 +136,8 @@ class _Plan:
     def _shifts(self, column: int) -> list[Shift]:
         """Shifts to be made of an interval of the last dimension, those that meet data only."""
         readers = self.lines[-1].readers[column]
-        found = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
-        return [s for s in found if self._meets(s) and all(a < b for a, b in self.box(column, s))]
+        shifts = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
+        return [s for s in shifts if self._meets(s) and all(a < b for a, b in self.box(column, s))]
 
     def _meets(self, shift: Shift) -> bool:
         """Whether a shift leads from inputs to inputs, not to the zeros laid out between them."""
@@ -215,13 +215,13 @@ class ShiftSums:
         """Column sums of every tap: [C·taps]."""
         each = pixels.sum(-2)  # [*spatial, C]
         dims = tuple(range(each.ndim - 1))
-        found = []
+        sums_of_taps = []
         for tap in self.plan.taps:
             where = tuple(
                 slice(*line.reads[u]) for line, u in zip(self.plan.lines, tap, strict=True)
             )
-            found.append(wide_sum(each[where], dims))
-        new = torch.stack(found)  # [taps, C]
+            sums_of_taps.append(wide_sum(each[where], dims))
+        new = torch.stack(sums_of_taps)  # [taps, C]
         self._sums = new if self._sums is None else self._sums + new
         return new.T.flatten()
 
@@ -282,15 +282,15 @@ class ShiftSums:
         gram = self._sums.new_zeros(channels, n, channels, n)
         for u, v in self.plan.pairs:
             i, j, shift = place[u], place[v], self.plan.shift(u, v)
-            own = self._sums.new_zeros(channels, channels)
+            block = self._sums.new_zeros(channels, channels)
             for column in self.plan.columns:
                 made = self._products.get((column, shift))
                 for number, piece in enumerate(self.plan.pieces):
                     if made is not None and self.plan.reads((*piece, column), u):
-                        own += made[number]
-            gram[:, i, :, j] = own
+                        block += made[number]
+            gram[:, i, :, j] = block
             if i != j:
-                gram[:, j, :, i] = own.T
+                gram[:, j, :, i] = block.T
         d = channels * n
         cross = (
             self._sums.new_zeros(d, 0)

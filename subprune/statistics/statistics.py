@@ -245,14 +245,14 @@ class Accumulator:
 
     def result(self) -> Statistics:
         """The statistics of all rows seen so far; they share memory with the accumulator."""
-        found = self._gathered()
-        units, totals = self.units.to(found.gram.device), self._target_sums
+        products = self._gathered()
+        units, totals = self.units.to(products.gram.device), self._target_sums
         stats = Statistics(
-            found.gram,
-            found.cross,
+            products.gram,
+            products.cross,
             self._energy,
             self.rows,
-            found.sums,
+            products.sums,
             totals,
             units,
             self._precision,
@@ -266,8 +266,8 @@ class Accumulator:
 
         ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
         """
-        found = self._gathered()
-        gram, sums = found.gram, found.sums
+        products = self._gathered()
+        gram, sums = products.gram, products.sums
         if weight.ndim != 2 or weight.shape[0] != self.d:
             raise DataError(
                 f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]"
@@ -421,8 +421,8 @@ class ConsumerStatistics:
         """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
         self._check_columns(rows.shape[1])
         for i, part in enumerate(self.parts):
-            own = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
-            part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
+            part_of_targets = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
+            part.update(rows[:, i * part.d : (i + 1) * part.d], part_of_targets, self.max_bytes)
 
     def _add_shifted(self, b: Tensor, y: Tensor | None, conv: Convolution) -> None:
         """The same for b [N, inputs, *spatial], y [N, outputs, *out], without patches."""
@@ -430,9 +430,11 @@ class ConsumerStatistics:
         size = tuple(b.shape[2:])
         if size not in self.shifted:
             self.shifted[size] = [ShiftSums(conv, size, p.d // conv.taps, p.m) for p in self.parts]
-        own = _working(*(x for x in (b, y) if x is not None))
-        inputs = own[0].chunk(self.consumer.groups, 1)
-        outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
+        working = _working(*(x for x in (b, y) if x is not None))
+        inputs = working[0].chunk(self.consumer.groups, 1)
+        outputs = (
+            working[1].chunk(self.consumer.groups, 1) if len(working) > 1 else [None] * len(inputs)
+        )
         for part, sums, x, target in zip(
             self.parts, self.shifted[size], inputs, outputs, strict=True
         ):
@@ -445,10 +447,10 @@ class ConsumerStatistics:
                 part.add_products(sums.result())
         self.shifted = {}
 
-    def _check_columns(self, found: int) -> None:
-        if found != sum(part.d for part in self.parts):
+    def _check_columns(self, width: int) -> None:
+        if width != sum(part.d for part in self.parts):
             raise DataError(
-                f"{self.consumer.where}: the input has {found} columns, but the unit map describes "
+                f"{self.consumer.where}: the input has {width} columns, but the unit map describes "
                 f"{sum(part.d for part in self.parts)}"
             )
 

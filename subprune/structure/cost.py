@@ -177,7 +177,7 @@ class CostModel:
         return tuple(numbers)
 
     def _lengths(self, counts: Counts, strict: bool = True) -> Ints:
-        left = self._full.copy()
+        widths = self._full.copy()
         for name, k in counts.items():
             if strict and name in self._uneven:
                 self._refuse(name)
@@ -186,8 +186,8 @@ class CostModel:
                 raise BudgetError(
                     f"group {self._check(name)!r} has {self.groups[name].n_units} units, cannot keep {k}"
                 )
-            left[column] = k
-        lengths = self._fixed + self._per_unit @ left
+            widths[column] = k
+        lengths = self._fixed + self._per_unit @ widths
         for name, spans in self._uneven.items():
             if name not in counts:
                 for i, sizes in spans:

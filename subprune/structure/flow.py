@@ -139,8 +139,8 @@ class Flow:
         return self.program.values[vid].shape
 
     def dims(self, vid: int) -> list[Dim | None]:
-        found = self.labels.get(vid)
-        return list(found) if found is not None else [None] * len(self.shape(vid))
+        labels = self.labels.get(vid)
+        return list(labels) if labels is not None else [None] * len(self.shape(vid))
 
     def has_labels(self, vid: int) -> bool:
         return any(self.labels.get(vid, ()))
@@ -180,8 +180,8 @@ class Flow:
 
     def _partitions(self) -> None:
         """Equal slices that together make up a dimension (chunks) must lose the same positions."""
-        for (vid, dim), found in self._slices.items():
-            parts = sorted(set(found))
+        for (vid, dim), slices in self._slices.items():
+            parts = sorted(set(slices))
             length = parts[0][1] - parts[0][0]
             expected = [(i * length, (i + 1) * length) for i in range(len(parts))]
             label = self.dims(vid)[dim]

@@ -203,11 +203,13 @@ class Structure:
         """Every group that is not among those pruned, and every layer that stays, or stays in part;
         each with why.
         """
-        left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
+        reasons = {
+            g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned
+        }
         for name, why in self.refused.items():
-            known = left.get(name, "not asked for")
-            left[name] = why if known == "not asked for" else f"{known}; {why}"
-        return left
+            known = reasons.get(name, "not asked for")
+            reasons[name] = why if known == "not asked for" else f"{known}; {why}"
+        return reasons
 
     def inner(self) -> tuple[Group, ...]:
         """The groups that are pruned by default."""

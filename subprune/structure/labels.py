@@ -124,14 +124,14 @@ class LabelSpace:
 
     def unify(self, dims: Iterable[Dim | None]) -> Dim | None:
         """Tie dimensions of equal size; the result knows the alternatives of all."""
-        found: list[Ids] = []
+        alternatives: list[Ids] = []
         for dim in dims:
             for ids in dim or ():
-                if not any(ids is x or np.array_equal(ids, x) for x in found):
-                    found.append(ids)
-        for ids in found[1:]:
-            self.tie(found[0], ids)
-        return tuple(found[:_MAX_ALTERNATIVES]) or None
+                if not any(ids is x or np.array_equal(ids, x) for x in alternatives):
+                    alternatives.append(ids)
+        for ids in alternatives[1:]:
+            self.tie(alternatives[0], ids)
+        return tuple(alternatives[:_MAX_ALTERNATIVES]) or None
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -196,10 +196,10 @@ class LabelSpace:
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""
         for first in dims[0]:
-            found = self._axis_of(first)
-            if found is None:
+            home = self._axis_of(first)
+            if home is None:
                 continue
-            flat = self._lookup(found[0], dims)
+            flat = self._lookup(home[0], dims)
             if flat is not None:
                 return flat
         axes = tuple(d[0] for d in dims)
@@ -247,10 +247,10 @@ class LabelSpace:
     def subframe(self, dims: Sequence[Dim | None], gone: Dim, position: int) -> list[Dim | None]:
         """Labels of the other dimensions after one position of dimension `gone` was picked."""
         result = list(dims)
-        found = self._axis_of(gone[0])
-        if found is None:
+        home = self._axis_of(gone[0])
+        if home is None:
             return result
-        frame, axis = found
+        frame, axis = home
         others = [i for i in range(len(frame.axes)) if i != axis]
         where = [
             next(
