@@ -184,7 +184,7 @@ def _walk_and_cut(
     demand: Demand, options: Options, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
     """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left
-    whole, and the walk is made again without them: those after them were fitted to what they
+    whole, and the walk is repeated without them: those after them were fitted to what they
     gave.
     """
     tick.enter("budgets")
@@ -262,7 +262,8 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "sequential":
         notes = [
             *notes,
-            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} layers, one after another",
+            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} "
+            "layers, one after another",
         ]
     return list(notes)
 

@@ -123,7 +123,8 @@ class Inspection:
             for n, why in self._notes()
         )
         return (
-            f"<p>{html.escape(self._summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{html.escape(self._summary)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             + (f"<p>Not prunable:</p><ul>{notes}</ul>" if notes else "")
         )
 

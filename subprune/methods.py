@@ -69,7 +69,8 @@ _ROWS = (
         "layer-greedy-fs-fd",
         Sequential(),
         GreedyPoolLoss(),
-        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a training set of its own.",
+        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a "
+        "training set of its own.",
     ),
     Method(
         "layer-sampling",

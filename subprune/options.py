@@ -418,7 +418,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says exactly how many units each group keeps, so {round_to=} has no "
-                "say; omit it",
+                "effect; omit it",
                 round_to=options.round_to,
             )
         )
@@ -434,8 +434,8 @@ def _check_contradictions(options: Options) -> None:
     if options.keep is not None and shared and not options.allocator.pools_units:
         raise OptionError(
             Message(
-                "{keep=} keeps the same fraction of every group, so {allocate=} has no say; omit "
-                "{allocate:name}, or ask for {compression:name} or {speedup:name} instead",
+                "{keep=} keeps the same fraction of every group, so {allocate=} has no effect; "
+                "omit {allocate:name}, or ask for {compression:name} or {speedup:name} instead",
                 keep=options.keep,
                 allocate=options.allocator.name,
             )

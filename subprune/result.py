@@ -92,8 +92,9 @@ class Result:
             )
         if differing:
             raise OptionError(
-                f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
+                f"the guarantees are about another selection ({'; '.join(differing)}): compute "
+                "them with the same data, n_samples, patches, ridge, seed and target, and with "
+                "budgets=result.plan.counts"
             )
 
 
@@ -214,7 +215,9 @@ def _compared(
 def _remarks(
     plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
 ) -> Iterator[str]:
-    """What came out otherwise than asked for, or was measured on other data than one would think."""
+    """What came out otherwise than asked for, or was measured on other data than one
+    would think.
+    """
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
         if remark := missed(

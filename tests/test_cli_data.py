@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
         "--epsilon 0.1 has no effect with selector",
     ),
     "patches": (("--keep", 0.5, "--patches", "some"), "--patches some: allowed are all, random"),
-    "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no say"),
+    "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no effect"),
     "verify": (
         ("--keep", 0.5, "--verify-data", "mnist-smaple"),
         "--verify-data 'mnist-smaple': did you mean 'mnist-sample'",

@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         OptionError,
         "nothing for allocate",
     ),
-    "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no say"),
+    "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no effect"),
     "budgets as a list": ({"budgets": [3, 4]}, BudgetError, "must be a dict"),
     "too few params": ({"params": 10}, BudgetError, "cannot be reached"),
     "latency without timing": (
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "omit time_calls",
     ),
     "timing in words": ({"keep": 0.5, "time_calls": "yes"}, OptionError, "True, False or None"),
-    "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no say"),
+    "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no effect"),
     "epsilon of a norm": (
         {"keep": 0.5, "method": "weight-norm", "epsilon": 0.1},
         OptionError,

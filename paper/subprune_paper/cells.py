@@ -132,7 +132,9 @@ def _size(cell: Cell, model: nn.Module, test: Images) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=2)
 def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Module:
-    """The dense network in eval mode; the file's checksum is compared if the experiment gives one."""
+    """The dense network in eval mode; the file's checksum is compared if the
+    experiment gives one.
+    """
     if weights == "shipped":
         if name != "lenet":
             raise OptionError(
@@ -232,7 +234,7 @@ class _UnitLimit(Limit):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _UnitShare(Goal):
-    """A share of all units together, handed out by the allocator."""
+    """A share of all units together, divided by the allocator."""
 
     units: int = 0
     share: float = 1.0
@@ -313,7 +315,9 @@ _LOADED: set[tuple[str, str]] = set()
 
 
 def load_sources(sources: Sequence[tuple[str, str]]) -> None:
-    """Run the user's modules, once in a process, so that their methods and models are registered."""
+    """Run the user's modules, once in a process,
+    so that their methods and models are registered.
+    """
     for name, text in sources:
         if (name, text) not in _LOADED:
             _LOADED.add((name, text))

@@ -54,8 +54,8 @@ class Config:
         weights: "shipped" for the LeNet of the package, or a file in the folder of weights
             (--models-dir).
         weights_sha256: if given, the file must have this checksum.
-        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none means
-            all that can be.
+        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none
+            means all that can be.
         ignore: groups that are left whole, given likewise.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
@@ -224,7 +224,9 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:
-    """The value as the field's type; TOML has lists where we have tuples, and 1 where 1.0 will do."""
+    """The value as the field's type; TOML has lists where we have tuples,
+    and 1 where 1.0 will do.
+    """
     if get_origin(kind) is tuple:
         choice = key in ("only", "ignore")
         if choice and isinstance(value, str):

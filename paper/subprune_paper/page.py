@@ -80,12 +80,12 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     images = next((row["images"] for row in rows if row["images"]), 0)
     paper = f", {config.paper_dense:.2f} in the paper" if config.paper_dense else ""
     facts = [
-        f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± standard deviation "
-        "over seeds, where there are several."
+        f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± "
+        "standard deviation over seeds, where there are several."
     ]
     facts.append(
-        f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} failed. "
-        f"Budgets of layerwise methods: {config.allocate}"
+        f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} "
+        f"failed. Budgets of layerwise methods: {config.allocate}"
         + (
             f", measured on {config.verify_samples:,} training images."
             if "equal" in config.allocate
@@ -94,9 +94,9 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     )
     if config.paper_model and config.target == "compression":
         facts.append(
-            "The paper's accuracies count the last batch as full, about 1.1% too low; so differences are between "
-            "shares of the dense accuracy that are left, ours less the paper's, in points. Its fine-tuned rows are "
-            "taken as fine-tuned on all data."
+            "The paper's accuracies count the last batch as full, about 1.1% too low; so "
+            "differences are between shares of the dense accuracy that are left, ours less the "
+            "paper's, in points. Its fine-tuned rows are taken as fine-tuned on all data."
         )
     return [*facts, f"Made with {made_with(rows)}."]
 

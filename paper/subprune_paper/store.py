@@ -151,7 +151,9 @@ class Store:
         return changed > 0
 
     def claim(self, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that are now ours to run: not finished, and claimed by no living run."""
+        """Those of the keys that are now ours to run: not finished,
+        and claimed by no living run.
+        """
         self._hold_lock()
         with self._write():
             open_ = set(keys) - self.finished()

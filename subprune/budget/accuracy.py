@@ -98,7 +98,9 @@ class AccuracyCurve:
     values: tuple[float, ...]
 
     def monotone(self, units: int) -> np.ndarray:
-        """P(k) for k = 0 … units, never falling: capped at the last value, falling points left out."""
+        """P(k) for k = 0 … units, never falling: capped at the last value,
+        falling points left out.
+        """
         kept_k, kept_p = [0], [0.0]
         for k, p in zip(self.counts, self.values, strict=True):
             p = min(p, self.values[-1])
@@ -243,7 +245,7 @@ def equal_accuracy(
     Each group takes the smallest measured number of units that reaches the accuracy: in the paper,
     budgets come from a fixed set of fractions, and the line between two measured points decides
     nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
-    the fraction 0.2), and counts when the rest is handed out.
+    the fraction 0.2), and counts when the rest is distributed.
     """
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}

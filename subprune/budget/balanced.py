@@ -4,9 +4,9 @@ Error curves are relative to what a layer receives. Where a few tokens carry mos
 language model's massive activations), a handful of units explains nearly all of it, and the
 smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
 curves are those of typical rows: none counts with more than a few times the median energy. Widths
-are the geometric mean of those with the smallest sum of errors and of equal
-fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
-groups of few large units (three heads) are not the first to lose one.
+are the geometric mean of those with the smallest sum of errors and of equal fractions: on ResNet56
+better than either. And no group falls far below its even share, which is rounded up, so that groups
+of few large units (three heads) are not the first to lose one.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def explicit(
         if name not in known:
             raise BudgetError(
                 Message(
-                    "{budgets=} names {group!r}, which is not prunable: {hint}allowed are {allowed}",
+                    "{budgets=} names {group!r}, which is not prunable: "
+                    "{hint}allowed are {allowed}",
                     group=name,
                     hint=closest(name, known),
                     allowed=", ".join(known),
@@ -31,8 +32,8 @@ def explicit(
         if isinstance(k, bool) or not isinstance(k, int) or not least <= k <= most:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be an integer from {least} to {most}, the number of units, "
-                    "got {got!r}",
+                    "{budgets:item} must be an integer from {least} to {most}, the "
+                    "number of units, got {got!r}",
                     budgets=name,
                     least=least,
                     most=most,
@@ -43,8 +44,8 @@ def explicit(
         if k % multiple and k != known[name].n_units:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be a multiple of {multiple}, the model's own code takes no "
-                    "other widths there; got {got}, the nearest is {nearest}",
+                    "{budgets:item} must be a multiple of {multiple}, the model's own code takes "
+                    "no other widths there; got {got}, the nearest is {nearest}",
                     budgets=name,
                     multiple=multiple,
                     got=k,
@@ -61,7 +62,7 @@ def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts
 
 
 def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
-    """Refuse what is no fraction, and one that rounding leaves without any effect."""
+    """Refuse what is not a fraction, and one that rounding leaves without effect."""
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
         raise BudgetError(Message(why, got=keep))

@@ -56,7 +56,9 @@ class Limit:
     inputs: int = 1  # in that call
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
-        """What the limit is about, for these numbers of units; where units differ in size, at most."""
+        """What the limit is about, for these numbers of units;
+        where units differ in size, an upper bound.
+        """
         return cost.at_most(self.quantity, counts)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:

@@ -39,7 +39,7 @@ def by_knapsack(
     """The smallest sum of relative input changes that the goal allows.
 
     Starts from the whole model and goes down the convex hulls of the error curves: always the step
-    that adds least error for what it saves, with savings counted anew, since they depend on the
+    that adds least error for what it saves, with savings recomputed, since they depend on the
     neighbours' widths.
     """
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}

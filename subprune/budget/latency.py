@@ -47,7 +47,9 @@ class LatencyGoal:
         return small <= margin * self.allowed(dense)
 
     def verdict(self, dense: Latency, small: Latency) -> str:
-        """In words, whether it was met; neither is said where the calls' spread covers the limit."""
+        """In words, whether it was met; neither is said where the calls' spread covers
+        the limit.
+        """
         figures = Message(
             "{latency=} allows {allowed:.3g} ms a call, {small:.3g} ms ({share:.0%} of {dense:.3g} "
             "ms) were measured",
@@ -136,9 +138,9 @@ def _timer(demand: Demand) -> Timer:
                 if eager:
                     raise BudgetError(
                         Message(
-                            "{latency=} is met by timing narrower models, and the model's code does "
-                            "not run cut to {counts}: {error}; ask for {flops=} or {budgets=} "
-                            "instead",
+                            "{latency=} is met by timing narrower models, and the "
+                            "model's code does not run cut to {counts}: {error}; ask for "
+                            "{flops=} or {budgets=} instead",
                             counts=counts,
                             error=f"{type(error).__name__}: {first_line(error)}",
                         )

@@ -47,7 +47,9 @@ def by_score(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The units with the highest scores, as many as the goal allows; at least one in every group."""
+    """The units with the highest scores, as many as the goal allows;
+    at least one in every group.
+    """
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
     counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)
@@ -72,7 +74,8 @@ def _falling(
         values = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
         if values.shape != (g.n_units,) or not np.isfinite(values).all():
             raise DataError(
-                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {values.shape}"
+                f"scores of group {g.name!r} must be {g.n_units} finite numbers, "
+                f"got shape {values.shape}"
             )
         falling[g.name] = np.sort(values)[::-1]
     return falling

@@ -24,7 +24,10 @@ from subprune.messages import FLAGS, KEYS
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="One-shot structured pruning: a smaller dense network in seconds, without labels or fine-tuning.",
+    help=(
+        "One-shot structured pruning: a smaller dense network in seconds, "
+        "without labels or fine-tuning."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -93,7 +96,8 @@ def _explain(error: Exception, args: list[str]) -> None:
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
     _fail(
-        f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above",
+        f"{type(error).__name__}: {error}. This is a bug in subprune; please "
+        "report it with the lines above",
         1,
     )
 

@@ -83,8 +83,8 @@ def load_data(choice: DataChoice) -> Any:
         _refuse_preparation(choice, "which has to do that itself")
         return call(find_callable(spec, option), spec, option)
     raise OptionError(
-        f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
-        ".safetensors file, a folder of images, or package.module:callable"
+        f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a "
+        ".npy, .npz or .safetensors file, a folder of images, or package.module:callable"
     )
 
 
@@ -100,8 +100,8 @@ def _refuse_preparation(choice: DataChoice, why: str) -> None:
 
 
 def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
-    """All of the data that ``--verify-data`` names, and which images these are in words, empty for a
-    user's own.
+    """All of the data that ``--verify-data`` names, and in words which images these are,
+    empty for a user's own.
 
     Of a built-in set the test images; but where budgets are `measured` on them, which must not see
     test images, up to 10,000 training images that ``--data`` does not calibrate on.
@@ -112,7 +112,10 @@ def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[An
     words = f"{spec}'s test images"
     if measured:
         images = _not_calibrated_on(images, choice)
-        words = f"{len(images):,} of {spec}'s training images, none calibrated on, that budgets were measured on"
+        words = (
+            f"{len(images):,} of {spec}'s training images, none calibrated on, that "
+            "budgets were measured on"
+        )
     return (images.inputs(), images.labels), words
 
 
@@ -130,8 +133,9 @@ def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
     free = [i for i in order if images.images[i].numpy().tobytes() not in used][:_VERIFICATION]
     if not free:
         raise OptionError(
-            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify-data "
-            f"{images.name}, so none are left to measure budgets on; give fewer, or other data"
+            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training "
+            f"images of --verify-data {images.name}, so none are left to measure budgets on; "
+            "give fewer, or other data"
         )
     return images.subset(torch.tensor(free))
 
@@ -228,7 +232,8 @@ def _images(path: Path, files: Sequence[Path], choice: DataChoice) -> Tensor:
             f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3]
         )
         raise DataError(
-            f"the images in {path} differ in size or colour: {sizes}; give --resize, or images alike"
+            f"the images in {path} differ in size or colour: {sizes}; give "
+            "--resize, or images alike"
         )
     return torch.stack(images)
 
@@ -239,13 +244,14 @@ def _resized(x: Tensor, choice: DataChoice) -> Tensor:
         return x
     if not x.is_floating_point() or x.ndim != 4:
         raise OptionError(
-            f"--resize is for images [number, channels, height, width]; {choice.option} {choice.spec} is {x.dtype} "
-            f"of shape {tuple(x.shape)}"
+            f"--resize is for images [number, channels, height, width]; {choice.option} "
+            f"{choice.spec} is {x.dtype} of shape {tuple(x.shape)}"
         )
     if x.shape[3] in _COLOURS and x.shape[1] not in _COLOURS:
         raise OptionError(
-            f"--resize: {choice.option} {choice.spec} of shape {tuple(x.shape)} seems to have channels last; save it "
-            "as [number, channels, height, width], with array.transpose(0, 3, 1, 2)"
+            f"--resize: {choice.option} {choice.spec} of shape {tuple(x.shape)} seems to have "
+            "channels last; save it as [number, channels, height, width], with "
+            "array.transpose(0, 3, 1, 2)"
         )
     return F.interpolate(x, (choice.resize,) * 2, mode="bilinear", antialias=True)
 

@@ -42,8 +42,15 @@ def inspect(
     args, kwargs = batches(load_data(DataChoice(data, 2, 0, data_dir, resize)), net, 2)[0].inputs
     inspection = _in_flags(look(net, kwargs if kwargs and not args else args))
     if json:
-        print_json({"params": inspection.params, "flops": inspection.flops, "groups": [asdict(r) for r in inspection],
-                    "refused": inspection.refused, "unused": inspection.unused})  # fmt: skip
+        print_json(
+            {
+                "params": inspection.params,
+                "flops": inspection.flops,
+                "groups": [asdict(row) for row in inspection],
+                "refused": inspection.refused,
+                "unused": inspection.unused,
+            }
+        )
         return
     out.print(str(inspection), highlight=False, markup=False, soft_wrap=True)
 

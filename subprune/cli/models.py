@@ -48,15 +48,15 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
     elif spec in model_names():
         if trained and weights is None:
             raise OptionError(
-                f"--model {spec} alone has random weights; give trained ones with --weights FILE (.safetensors or "
-                f".pt), or use --model {SHIPPED}, which comes with them"
+                f"--model {spec} alone has random weights; give trained ones with --weights FILE "
+                f"(.safetensors or .pt), or use --model {SHIPPED}, which comes with them"
             )
         model = build(spec)
     else:
         known = [SHIPPED, *model_names()]
         raise OptionError(
-            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, file.py:callable, or one of "
-            f"{', '.join(known)}"
+            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, "
+            f"file.py:callable, or one of {', '.join(known)}"
         )
     return (model if weights is None else _with_weights(model, weights)).eval()
 
@@ -87,8 +87,8 @@ def find_callable(spec: str, option: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} ({blame.place(error)}); --debug shows "
-            "the traceback"
+            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} "
+            f"({blame.place(error)}); --debug shows the traceback"
         ) from error
     return item
 
@@ -118,7 +118,8 @@ def call(item: Any, spec: str, option: str) -> Any:
         return item()
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; --debug shows the traceback"
+            f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; "
+            "--debug shows the traceback"
         ) from error
 
 
@@ -132,7 +133,8 @@ def _with_weights(model: nn.Module, path: Path) -> nn.Module:
         return model
     if path.suffix not in (".pt", ".pth", ".bin"):
         raise DataError(
-            f"--weights {path} ends in {path.suffix!r}; allowed are .safetensors, .pt, .pth and .bin"
+            f"--weights {path} ends in {path.suffix!r}; allowed are "
+            ".safetensors, .pt, .pth and .bin"
         )
     _fill(model, _read_pickle(path), path)
     return model
@@ -169,8 +171,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         UnicodeError,
     ) as error:
         raise DataError(
-            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save model.state_dict() alone, best "
-            "as safetensors"
+            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save "
+            "model.state_dict() alone, best as safetensors"
         ) from error
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -202,7 +204,7 @@ def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     missing = [k for k in missing if not k.endswith("num_batches_tracked")]
     if missing or extra or other:
         raise DataError(
-            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown {extra[:3]}, other "
-            f"shape {other[:3]}; build the model the file was saved from"
+            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown "
+            f"{extra[:3]}, other shape {other[:3]}; build the model the file was saved from"
         )
     model.load_state_dict(state, strict=False)

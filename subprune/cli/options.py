@@ -50,8 +50,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a folder of images; or "
-        "package.module:callable that gives what subprune.prune takes.",
+        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a folder of images; "
+        "or package.module:callable that gives what subprune.prune takes.",
     ),
 ]
 DataDir = Annotated[
@@ -119,7 +119,9 @@ def text_kind(o: Option) -> Any:
 
 
 def read(words: Mapping[str, Any]) -> dict[str, Any]:
-    """What the flags say, as keywords of `subprune.prune`; those that were not given are left out."""
+    """What the flags say, as keywords of `subprune.prune`;
+    those that were not given are left out.
+    """
     keywords: dict[str, Any] = {}
     for name, o in TABLED.items():
         value = words[name]

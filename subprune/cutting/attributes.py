@@ -58,7 +58,9 @@ _WIDTHS_IF_NEEDED = {
 
 
 def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program) -> None:
-    """Standard layers take their numbers from their tensors' new shapes, once all of these are cut."""
+    """Standard layers take their numbers from their tensors' new shapes,
+    once all of these are cut.
+    """
     cut = {slot.tensor for group, _ in keeps for slot in group.slots}
     named = [
         *model.named_parameters(remove_duplicate=False),

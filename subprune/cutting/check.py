@@ -52,7 +52,8 @@ class Check:
         for name, m in self.multiples.items():
             by_multiple.setdefault(m, []).append(name)
         return notes + [
-            f"cut to multiples of {m}, since the model's code fails with others that were tried: {', '.join(names)}"
+            f"cut to multiples of {m}, since the model's code fails with others that were "
+            f"tried: {', '.join(names)}"
             for m, names in sorted(by_multiple.items())
         ]
 
@@ -116,7 +117,9 @@ def check_code(model: nn.Module, structure: Structure, inputs: Inputs) -> Check:
 
 
 def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: int) -> Check:
-    """Try all groups, then those that fail at multiples of more and more; what is left is refused."""
+    """Try all groups, then those that fail at multiples of more and more;
+    what is left is refused.
+    """
     works: Kept = {}
     multiples: dict[str, int] = {}
     failing = {g.name: "" for g in groups}

@@ -40,7 +40,8 @@ def cut(
     if isinstance(group, Structure):
         if not isinstance(kept, Mapping):
             raise BudgetError(
-                f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}"
+                "kept must be a dict such as {'conv1': [0, 2]} for several "
+                f"groups, got {kept!r:.60}"
             )
         keeps = [(group[n], keep_mask(group[n], units)) for n, units in kept.items()]
     else:
@@ -82,10 +83,14 @@ def _not_copied(model: nn.Module, known: dict[int, Any], error: Exception) -> st
             except Exception:
                 place = f"{name}.{key}" if name else key
                 return (
-                    f"the model cannot be copied, because of its attribute {place!r} of type {type(x).__name__} "
-                    f"({first_line(error)}); remove it before pruning, or give its class a __deepcopy__"
+                    f"the model cannot be copied, because of its attribute {place!r} of type "
+                    f"{type(x).__name__} ({first_line(error)}); remove it before pruning, or give "
+                    "its class a __deepcopy__"
                 )
-    return f"the model cannot be copied with copy.deepcopy: {type(error).__name__}: {first_line(error)}"
+    return (
+        "the model cannot be copied with copy.deepcopy: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def cut_in_place(
@@ -124,7 +129,9 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
-    """A dimension may hold units of several groups (a concatenation): what all of them keep stays."""
+    """A dimension may hold units of several groups (a concatenation):
+    what all of them keep stays.
+    """
     kept: dict[str, dict[int, Keep]] = {}
     for group, keep in keeps:
         for slot in group.slots:
@@ -138,8 +145,9 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
         for dim, on in dims.items():
             if x.shape[dim] != on.size:
                 raise StructureError(
-                    f"{name} has {x.shape[dim]} positions along dimension {dim}, but its group was found on a model "
-                    f"with {on.size}. Run find_groups again after a cut, or cut all groups at once."
+                    f"{name} has {x.shape[dim]} positions along dimension {dim}, but its group "
+                    f"was found on a model with {on.size}. Run find_groups again after a cut, "
+                    "or cut all groups at once."
                 )
             x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
         new[name] = x

@@ -65,8 +65,9 @@ class Match:
             else f"one unit in the last place of the weights moves them by {self.noise or 0.0:.1e}"
         )
         return (
-            f"the smaller model and its masked twin differ by {self.gap:.1e} (relative) from rounding alone, {how}: "
-            "some new weights are large; more calibration data makes them smaller"
+            f"the smaller model and its masked twin differ by {self.gap:.1e} "
+            f"(relative) from rounding alone, {how}: some new weights are large; more "
+            "calibration data makes them smaller"
         )
 
 
@@ -117,8 +118,8 @@ def match(
         return Match("", gap, wide_gap, noise)
     also = "" if wide_gap is None else f", in float64 by {wide_gap:.1e}"
     return Match(
-        f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; rounding moves it by "
-        f"{noise:.1e}",
+        f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; "
+        f"rounding moves it by {noise:.1e}",
         gap,
         wide_gap,
         noise,
@@ -155,7 +156,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """Models that draw random numbers draw the same in every run: noise is no difference."""
+    """Models that draw random numbers draw the same ones in every run, so that they can be compared."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         yield

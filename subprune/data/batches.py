@@ -101,8 +101,8 @@ def take(
         and single(data)
     ):
         raise DataError(
-            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; give data[None] "
-            "for this one input, or several as [samples, …]"
+            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; "
+            "give data[None] for this one input, or several as [samples, …]"
         )
     source = read(data, n_samples, seed, single)
     taken: list[Batch] = []
@@ -263,8 +263,8 @@ def _arguments(item: Any) -> Inputs:
     if isinstance(item, tuple | list):
         return tuple(item), {}
     raise DataError(
-        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples and dicts "
-        "(in Python, or anything else with forward=, which turns it into one of these)"
+        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples "
+        "and dicts (in Python, or anything else with forward=, which turns it into one of these)"
     )
 
 
@@ -391,12 +391,15 @@ def _check(batch: Batch, number: int) -> None:
             )
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(
-                f"batch {number} of the calibration data contains NaN or infinity; remove those samples"
+                f"batch {number} of the calibration data contains NaN or "
+                "infinity; remove those samples"
             )
 
 
 def signature(inputs: Inputs) -> tuple[Any, ...]:
-    """What a recorded program depends on: shapes and types of all tensors, and the other arguments."""
+    """What a recorded program depends on: shapes and types of all tensors,
+    and the other arguments.
+    """
     flat, spec = tree_flatten(inputs)
     parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
     return (str(spec), *parts)

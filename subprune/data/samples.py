@@ -92,7 +92,8 @@ def is_sample(item: Any, model: nn.Module, convert: Convert, remark: Callable[[s
     if tensor.ndim > 1 and not alike:
         shape, rows = tuple(tensor.shape), tensor.shape[0]
         remark(
-            f"items of shape {shape} were read as batches of {rows}; if each is one sample, give torch.stack(items)"
+            f"items of shape {shape} were read as batches of {rows}; if each is one "
+            "sample, give torch.stack(items)"
         )
     return tensor.ndim <= 1 and (tensor.is_floating_point() or not alike)
 
@@ -175,7 +176,7 @@ def _contradiction(item: Any) -> str:
     tensor = _first_tensor(item)
     shape = None if tensor is None else tuple(tensor.shape)
     return (
-        f"items of the calibration data hold a tensor of shape {shape} and a single number: with the "
-        "number as its label each is one sample, but the model takes it only as a batch; give "
+        f"items of the calibration data hold a tensor of shape {shape} and a single number: with "
+        "the number as its label each is one sample, but the model takes it only as a batch; give "
         "torch.stack of the samples if they are samples, or the tensors alone if they are batches"
     )

@@ -198,8 +198,9 @@ def _collated(samples: Sequence[Any]) -> Any:
     except (TypeError, RuntimeError, KeyError) as error:
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put into one "
-            f"batch: {text}; let the data set return tensors, or give a DataLoader with a collate_fn"
+            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put "
+            f"into one batch: {text}; let the data set return tensors, or give a "
+            "DataLoader with a collate_fn"
         ) from error
 
 

@@ -76,7 +76,9 @@ def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
 def _with_ridge(
     gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
+    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last,
+    is not drawn anywhere.
+    """
     if not bool(pull.any()):
         return gram, cross
     system, wanted, q = gram.clone(), cross.clone(), len(pull)

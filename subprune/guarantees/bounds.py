@@ -76,7 +76,9 @@ def global_eigenvalue_bound(stats: Statistics) -> float:
 
 @dataclass(frozen=True)
 class Spans:
-    """Orthonormal bases of the spaces that the columns of each unit span; q basis vectors in all."""
+    """Orthonormal bases of the spaces that the columns of each unit span;
+    q basis vectors in all.
+    """
 
     gram: Tensor  # [q, q] float64, G̃: identity blocks on the diagonal
     cross: Tensor  # [q, m] float64, products of the basis vectors with the target
@@ -219,7 +221,9 @@ def _by_leverage(s: Spans, fixed: Tensor, extra: int) -> float:
 
 
 def _by_overlap(s: Spans, fixed: Tensor, extra: int) -> float:
-    """Gershgorin's circles, block by block: ``1 − max_i Σ_j ‖G̃_ij‖`` over units i, j in the set."""
+    """Gershgorin's circles, block by block:
+    ``1 − max_i Σ_j ‖G̃_ij‖`` over units i, j in the set.
+    """
     sure = s.overlaps[:, fixed].sum(1)  # [live], with the units that are in the set for certain
     ranked = s.overlaps[:, ~fixed].sort(1, descending=True).values
     # A unit outside takes up one of the extra places itself, hence extra − 1 others beside it.

@@ -163,8 +163,8 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
     words = [f"all columns independent: {'yes' if full else 'no'}, rank {g.rank} of {g.columns}"]
     if g.zero_units:
         words.append(
-            f"no unit is zero: no, {g.zero_units} of {g.units} are; the paper's bounds are 0 with them, ours leave "
-            "them out, since they gain nothing"
+            f"no unit is zero: no, {g.zero_units} of {g.units} are; the paper's bounds are 0 with "
+            "them, ours leave them out, since they gain nothing"
         )
     if g.k_certified >= g.units:
         words.append("any 2k units independent: yes, for every k: the lower bound on γ is not 0")
@@ -177,18 +177,20 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
         words.append(f"any 2k units independent: proven up to k = {g.k_certified}{ruled_out}")
     if g.gamma > 0:
         words.append(
-            f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at most {g.gamma_seen:.3g} here"
+            f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at "
+            f"most {g.gamma_seen:.3g} here"
         )
     else:
         words.append(
-            f"exponential error bound: says nothing, as all units together are dependent up to rounding; γ is at "
-            f"most {g.gamma_seen:.3g} here"
+            "exponential error bound: says nothing, as all units together are dependent up to "
+            f"rounding; γ is at most {g.gamma_seen:.3g} here"
         )
     if g.alpha > 0:
         words.append(f"as many outputs as independent directions: yes, α ≥ {g.alpha:.3g}")
     elif min(outputs, default=0) < independent:
         words.append(
-            f"as many outputs as independent directions: no, {min(outputs)} for {independent}: no bound on α"
+            f"as many outputs as independent directions: no, {min(outputs)} for "
+            f"{independent}: no bound on α"
         )
     else:
         words.append("outputs tell all directions apart: no: no bound on α")

@@ -38,7 +38,7 @@ __all__ = ["FORMATS", "Exported", "export"]
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4  # of the largest entry of an output
 _NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
-_MOST = 1e-2  # but not by more than this, which is no rounding
+_MOST = 1e-2  # but never by more than this, which rounding does not explain
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ class Exported:
     def __str__(self) -> str:
         a, b = self.latency
         return (
-            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, differs from PyTorch by "
-            f"{self.difference:.1e}, {b * 1e3:.3g} ms per call (PyTorch {a * 1e3:.3g} ms)"
+            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, "
+            f"differs from PyTorch by {self.difference:.1e}, {b * 1e3:.3g} ms per call "
+            f"(PyTorch {a * 1e3:.3g} ms)"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,8 +105,8 @@ def export(
         worst = max(gaps, key=lambda gap: gap.file / gap.allowed)
         if worst.file > worst.allowed:
             raise StructureError(
-                f"the {kind} file differs from PyTorch by {worst.file:.1e}, more than {worst.allowed:.1e}{worst.why}; "
-                "it was not kept"
+                f"the {kind} file differs from PyTorch by {worst.file:.1e}, more than "
+                f"{worst.allowed:.1e}{worst.why}; it was not kept"
             )
         latency = (
             _seconds(lambda: small(*arguments[0], **arguments[1])),
@@ -123,7 +124,8 @@ def _format(path: Path, format: str | None) -> str:
     if kind not in FORMATS:
         near = closest(str(kind), FORMATS) if kind else ""
         raise OptionError(
-            f"format={format!r} of {path.name!r}: {near}allowed are onnx (.onnx) and torch-export (.pt2)"
+            f"format={format!r} of {path.name!r}: {near}allowed are onnx "
+            "(.onnx) and torch-export (.pt2)"
         )
     return str(kind)
 
@@ -135,7 +137,8 @@ def _example(model: nn.Module) -> Inputs:
     history = history_of(model)
     if not history:
         raise DataError(
-            f"this {type(model).__name__} was not made by subprune.prune; pass example= to export it"
+            f"this {type(model).__name__} was not made by subprune.prune; "
+            "pass example= to export it"
         )
     return _resized(filled_inputs(dict(history[-1]["inputs"])), 2)
 
@@ -191,7 +194,9 @@ def _write(model: nn.Module, inputs: Inputs, file: Path, write: Writer) -> str:
 
 
 def _takes_any(file: Path, write: Writer, inputs: Inputs) -> bool:
-    """Whether the file really runs with another number of inputs; a fixed size may have slipped in."""
+    """Whether the file really runs with another number of inputs;
+    a fixed size may have slipped in.
+    """
     call = (_run_onnx if write is _write_onnx else _run_program)(file)
     try:
         call(_resized(inputs, 3))
@@ -258,7 +263,8 @@ def _need(*packages: str) -> None:
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
         raise OptionError(
-            f"ONNX needs {', '.join(missing)}, which cannot be imported: pip install 'subprune[export]'"
+            f"ONNX needs {', '.join(missing)}, which cannot be imported: pip "
+            "install 'subprune[export]'"
         )
 
 

@@ -52,8 +52,8 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
     history = history_of(model)
     if not history:
         raise DataError(
-            f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to save with it; "
-            "save its state_dict instead"
+            f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to "
+            "save with it; save its state_dict instead"
         )
     state = {name: x.detach().cpu().contiguous() for name, x in _state(model).items()}
     plan = {
@@ -101,8 +101,8 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
         ) as error:
             which = f"step {number + 1} of its plan: " if len(plan["steps"]) > 1 else ""
             raise DataError(
-                f"{path.name} was not saved from this kind of model ({type(model).__name__}, the file has a pruned "
-                f"{plan['model']}): {which}{_words(error)}"
+                f"{path.name} was not saved from this kind of model ({type(model).__name__}, the "
+                f"file has a pruned {plan['model']}): {which}{_words(error)}"
             ) from error
     _fill(small, state, path)
     setattr(small, HISTORY, tuple(plan["steps"]))
@@ -209,8 +209,8 @@ def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if metadata.get("format") not in _KNOWN_FORMATS:
         got = metadata.get("format", "no format mark")
         raise DataError(
-            f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, allowed is "
-            f"{', '.join(map(repr, _KNOWN_FORMATS))}"
+            f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, "
+            f"allowed is {', '.join(map(repr, _KNOWN_FORMATS))}"
         )
     texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
     if _digest(texts) != metadata.get("sha256"):
@@ -255,7 +255,8 @@ def _check_content(path: Path, plan: Mapping[str, Any], state: Mapping[str, Tens
     shapes = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
     if shapes != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
         raise DataError(
-            f"the tensors in {path.name} were altered: they do not fit the plan; save the model again"
+            f"the tensors in {path.name} were altered: they do not fit the "
+            "plan; save the model again"
         )
 
 
@@ -269,7 +270,8 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     for name, x in expected.items():
         if x.shape != state[name].shape:
             raise DataError(
-                f"{path.name}: {name} has shape {tuple(state[name].shape)}, the cut model needs {tuple(x.shape)}"
+                f"{path.name}: {name} has shape {tuple(state[name].shape)}, the cut "
+                f"model needs {tuple(x.shape)}"
             )
     with torch.no_grad():
         for name, x in expected.items():

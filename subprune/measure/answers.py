@@ -122,7 +122,9 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
 
 
 def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
-    """Whether an input looks like the output: its channels, and lengths that divide the output's."""
+    """Whether an input looks like the output:
+    its channels, and lengths that divide the output's.
+    """
     for x in flat_tensors(batch.inputs):
         if not x.is_floating_point() or x.ndim != len(shape) or x.shape[:2] != shape[:2]:
             continue
@@ -183,7 +185,8 @@ def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:
     """Whether a factor was computed from the vectors it multiplies, one number for each.
 
-    The product is then a direction. A plain sum is no norm: divided by it, classes become shares.
+    The product is then a direction. A plain sum is not a norm: divided by it, classes become
+    shares.
     """
     maker = makers.get(scale.id)
     if maker is not None and belongs(maker, "repetition"):

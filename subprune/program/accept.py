@@ -30,19 +30,21 @@ def check_kind(model: nn.Module) -> None:
         place = f"{name!r} of the model" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             raise OptionError(
-                f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be "
-                "cut; give the Python module that it was made from, and script the result"
+                f"{place} is scripted or traced ({type(module).__name__}), so that "
+                "its layers cannot be cut; give the Python module that it was made "
+                "from, and script the result"
             )
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if any(is_lazy(x) for x in tensors):
             raise OptionError(
-                f"{place} is a {type(module).__name__} that has no weights yet; call the model once with "
-                "an example input, and load trained weights"
+                f"{place} is a {type(module).__name__} that has no weights yet; call the model "
+                "once with an example input, and load trained weights"
             )
         if _is_quantised(module):
             raise OptionError(
-                f"{place} is quantised ({type(module).__module__}.{type(module).__name__}), so that its "
-                "weights cannot be refitted; prune the model in float32, then quantise the result"
+                f"{place} is quantised "
+                f"({type(module).__module__}.{type(module).__name__}), so that its weights "
+                "cannot be refitted; prune the model in float32, then quantise the result"
             )
 
 
@@ -61,8 +63,8 @@ def _check_wrapper(model: nn.Module) -> None:
             )
     if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # a stand-in that raises
         raise OptionError(
-            "the model was made by torch.export, which fixes how it is run; give the Python module that "
-            "it was made from, and export the result with subprune.export"
+            "the model was made by torch.export, which fixes how it is run; give the Python "
+            "module that it was made from, and export the result with subprune.export"
         )
 
 
@@ -88,8 +90,8 @@ def _check_tensor(name: str, x: Tensor) -> None:
         raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() first")
     if x.dtype in (torch.float16, torch.bfloat16):
         raise OptionError(
-            f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning "
-            "and convert the result back"
+            f"the model is in half precision ({name} is {x.dtype}); call model.float() before "
+            "pruning and convert the result back"
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         layer = name.rpartition(".")[0]

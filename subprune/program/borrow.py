@@ -179,7 +179,9 @@ def _refill(holder: Any, entries: Any) -> None:
 
 
 def _fill(container: Any, kind: Any, entries: Any) -> None:
-    """The same for an object of a subclass, past whatever the subclass does when it is written to."""
+    """The same for an object of a subclass, past whatever the subclass does when it is
+    written to.
+    """
     if _same(kind, container, entries):
         return
     kind.clear(container)
@@ -199,7 +201,9 @@ def _entries(kind: Any, container: Any) -> Any:
 
 
 def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
-    """The modules and tensors of a model, and those that it keeps in lists, attributes and objects."""
+    """The modules and tensors of a model, and those that it keeps in lists,
+    attributes and objects.
+    """
     held = _held(model)
     return held.modules, held.tensors
 
@@ -237,7 +241,7 @@ def _look(x: Any, depth: int, held: _Held) -> tuple[list[Any] | None, int]:
     """
     if isinstance(x, nn.Module):
         held.modules.append(x)
-        return [*vars(x).values(), *x.children()], -depth  # counted from every module anew
+        return [*vars(x).values(), *x.children()], -depth  # depth is counted from each module
     if isinstance(x, Tensor):
         held.tensors.append(x)
         return [], 0

@@ -1,8 +1,10 @@
 """Convolution, BatchNorm, addition and ReLU as one call, where a program is replayed many times.
 
-Only for replays whose values are not looked at on the way (accuracy curves, trials of greedy on the
-loss): the results agree to rounding, not bit by bit. On the CPU in float32, by oneDNN; anything
-else runs operation by operation.
+Every run of a calibration does this. The results agree with those of single operations to
+rounding, not bit by bit; values inside a chain are never made. So a chain runs operation by
+operation where somebody looks inside it: where one of its operations is watched or replaced, where
+a run stops within it, and in runs that keep values or record gradients. On the CPU in float32, by
+oneDNN; anything else runs operation by operation too.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Chain:
     def _folded(
         self, weight: Tensor, bias: Tensor | None, fetch: Callable[[Any], Any], folds: Folds
     ) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias with the norm in them, made again only if a tensor was replaced."""
+        """Weight and bias with the norm in them, folded again only if a tensor was replaced."""
         parts = (weight, bias, *(fetch(a) for a in self.norm))
         known = folds.get(self.ops[0])
         if known is None or any(a is not b for a, b in zip(known[0], parts, strict=True)):
@@ -176,8 +178,8 @@ def _norm_tensors(op: Op) -> tuple[Any, ...]:
 
 
 def _plain_norm(op: Op, out: int, readers: dict[int, int]) -> bool:
-    """Whether this is a norm of the value `out` by stored statistics, of which only the first result
-    is read.
+    """Whether this is a norm of the value `out` by stored statistics,
+    of which only the first result is read.
     """
     entry = norm(op)
     if entry is None or entry.measures(op):

@@ -377,7 +377,7 @@ FAMILIES: dict[str, frozenset[str]] = {
         | {"_adaptive_avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"}
         | {"fractional_max_pool3d", "max_unpool3d"}
     ),
-    # What comes out of these is no choice between classes.
+    # What comes out of these is not a choice between classes.
     "features": frozenset(
         {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "tanh", "pixel_shuffle"}
     ),

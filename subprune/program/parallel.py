@@ -93,7 +93,10 @@ def settled() -> Iterator[None]:
 
 
 def later(function: Callable[[], Outcome]) -> Future[Outcome]:
-    """Begin a piece of work and go on; its `result()` waits for it. On one core it is done at once."""
+    """Begin a piece of work and go on; its `result()` waits for it.
+
+    On one core it is done at once.
+    """
     if _workers() > 1:
         return _submit(function)
     done: Future[Outcome] = Future()

@@ -152,8 +152,9 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
             reason = f"its forward depends on the values of the data ({_first_line(error)})"
             if not place or place in opaque:
                 raise StructureError(
-                    f"{type(model).__name__}.forward cannot be recorded: {reason}. "
-                    "Move the data-dependent branch into a submodule of its own; everything else then stays prunable."
+                    f"{type(model).__name__}.forward cannot be recorded: {reason}. Move "
+                    "the data-dependent branch into a submodule of its own; everything "
+                    "else then stays prunable."
                 ) from error
             opaque[place], real = reason, True
 
@@ -301,7 +302,10 @@ def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     text = str(error).strip()
     first_line = text.splitlines()[0] if text else repr(error)
-    return f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {first_line}"
+    return (
+        f"the model cannot be called with {what} (shapes {shapes}): "
+        f"{type(error).__name__}: {first_line}"
+    )
 
 
 def as_inputs(example: Any) -> Inputs:

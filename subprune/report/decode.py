@@ -16,7 +16,9 @@ _DEEPEST = 8
 
 
 def decode(kind: type[T], value: Any, where: str) -> T:
-    """An instance of the dataclass `kind` from plain data, or a `DataError` that names the place."""
+    """An instance of the dataclass `kind` from plain data,
+    or a `DataError` that names the place.
+    """
     if not isinstance(value, dict):
         raise DataError(f"{where} must be an object, got {_shown(value)}")
     hints = typing.get_type_hints(kind)
@@ -24,7 +26,8 @@ def decode(kind: type[T], value: Any, where: str) -> T:
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
         raise DataError(
-            f"{where} has the unknown entry {_shown(unknown[0])}; it was not written by this version"
+            f"{where} has the unknown entry {_shown(unknown[0])}; it was "
+            "not written by this version"
         )
     values = {name: _value(hints[name], x, f"{where}.{name}") for name, x in value.items()}
     needed = [

@@ -33,7 +33,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """What is proven about one group's selection, beside what was measured; see docs/guarantees.md."""
+    """What is proven about one group's selection, beside what was measured;
+    see docs/guarantees.md.
+    """
 
     name: str
     k: int
@@ -76,7 +78,9 @@ class Report:
 
     @property
     def compared(self) -> Comparison:
-        """On inputs that nothing was fitted to, if there are some, else on the calibration inputs."""
+        """On inputs that nothing was fitted to, if there are some,
+        else on the calibration inputs.
+        """
         return self.fitted if self.held_out is None else self.held_out
 
     @property
@@ -103,8 +107,8 @@ class Report:
         """One line."""
         return (
             f"{self.plan.method}: {self.parameters[0]:,} → {self.parameters[1]:,} parameters "
-            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, {self.seconds:.1f} s on "
-            f"{self.samples} inputs"
+            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, "
+            f"{self.seconds:.1f} s on {self.samples} inputs"
         )
 
     def to_dict(self) -> dict[str, Any]:

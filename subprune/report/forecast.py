@@ -57,8 +57,8 @@ class Forecast:
         (p, q), (f, h) = self.parameters, self.flops
         words = "would leave" if self.feasible else "cannot meet the goal; the smallest model has"
         return (
-            f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
-            f"{f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
+            f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters "
+            f"({p / max(1, q):.2f}×), {f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
         )
 
     def table(self) -> Table:
@@ -94,7 +94,8 @@ class Forecast:
         table = html_table(("group", "kind", "units", "keep", "remove"), rows, numbers=(2, 3, 4))
         lines = [self.problem] if self.problem else []
         lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
-        return f"<p>{html.escape(self.summary())}</p>{table}<p>{'<br>'.join(map(html.escape, lines))}</p>"
+        remarks = "<br>".join(map(html.escape, lines))
+        return f"<p>{html.escape(self.summary())}</p>{table}<p>{remarks}</p>"
 
 
 def make_forecast(demand: Demand) -> Forecast:

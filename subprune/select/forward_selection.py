@@ -137,7 +137,9 @@ class _Trial:
         return torch.cat(pieces)
 
     def _direct(self, consumer: Consumer) -> bool:
-        """Whether the consumer's input is there already, so that no other consumer comes before it."""
+        """Whether the consumer's input is there already,
+        so that no other consumer comes before it.
+        """
         return consumer.use.input in self.env
 
     def _scales(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
@@ -153,7 +155,9 @@ class _Trial:
         return self.run.tensors[self.group.consumers[0].use.weight].dtype
 
     def _replay(self, outs: dict[int, Tensor], scales: Tensor) -> Tensor:
-        """Losses [q] given outputs [q, ...] of the direct consumers; all at once where that works."""
+        """Losses [q] given outputs [q, ...] of the direct consumers;
+        all at once where that works.
+        """
         if len(scales) > 1 and not self._fused:
             try:
                 with warnings.catch_warnings():

@@ -179,7 +179,7 @@ def _run(
 def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -> int:
     """The candidate with the largest gain; close calls are decided on exact gains, ties by number.
 
-    A gain that turns out smaller than it looked is corrected, and the choice made again.
+    A gain that turns out smaller than it looked is corrected, and the choice is repeated.
     """
     estimates = gains[candidates]
     exact: dict[int, float] = {}

@@ -209,7 +209,8 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
         raise DataError("the loss needs labels: give (inputs, labels) batches")
     if labels.is_floating_point():
         raise DataError(
-            f"the loss needs class numbers as labels, and these are fractions ({str(labels.dtype)[6:]})"
+            "the loss needs class numbers as labels, and these are fractions "
+            f"({str(labels.dtype)[6:]})"
         )
     labels = labels.to(output.device)
     if labels.shape == output.shape[:-1]:
@@ -217,8 +218,9 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
     if output.ndim > 2 and labels.shape == (output.shape[0], *output.shape[2:]):
         return F.cross_entropy(output, labels, reduction="sum")
     raise DataError(
-        f"labels of shape {tuple(labels.shape)} do not fit the model's first output {tuple(output.shape)}: there "
-        "must be one class number for each sample; check the data, or pass a model that returns class scores first"
+        f"labels of shape {tuple(labels.shape)} do not fit the model's first output "
+        f"{tuple(output.shape)}: there must be one class number for each sample; check the data, "
+        "or pass a model that returns class scores first"
     )
 
 

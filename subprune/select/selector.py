@@ -1,4 +1,6 @@
-"""What a selector is: an object that ranks the units of one group, and says what it needs for it."""
+"""What a selector is: an object that ranks the units of one group,
+and says what it needs for it.
+"""
 
 from __future__ import annotations
 

@@ -199,7 +199,9 @@ def _shares(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def max_shares(rows: Tensor, weight: Tensor) -> Tensor:
-    """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o], for entries ≥ 0: [d]."""
+    """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o],
+    for entries ≥ 0: [d].
+    """
     best = rows.new_zeros(rows.shape[1])
     # what fits the caches
     step = max(1, MAX_BYTES // 32 // max(1, rows.shape[1] * rows.element_size()))

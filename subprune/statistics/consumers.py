@@ -1,4 +1,6 @@
-"""A consumer's weight and input as statistics see them: outputs first, one row per output position."""
+"""A consumer's weight and input as statistics see them:
+outputs first, one row per output position.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def wide_sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 class _Line:
-    """One spatial dimension: which positions each tap reads, and intervals read by the same taps."""
+    """One spatial dimension: which positions each tap reads,
+    and intervals read by the same taps.
+    """
 
     def __init__(self, size: int, taps: int, dilation: int, before: int, after: int) -> None:
         self.size = size  # positions that hold data
@@ -236,7 +238,9 @@ class ShiftSums:
         parallel.each(add, self.plan.products, _worthwhile(pixels, self.channels))
 
     def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
-        """Add products [*lines, C, C], the first of line `start`, to the pieces the lines lie in."""
+        """Add products [*lines, C, C], the first of line `start`,
+        to the pieces the lines lie in.
+        """
         key = (column, shift)
         if key not in self._products:
             device = sum_device(made.device)
@@ -343,7 +347,9 @@ def _batched(
 
 
 def shifted_products(x: Tensor, y: Tensor | None, conv: Convolution) -> Products:
-    """Products of the patches of x [N, C, *spatial] (one group), and with targets y [N, O, *out]."""
+    """Products of the patches of x [N, C, *spatial] (one group),
+    and with targets y [N, O, *out].
+    """
     sums = ShiftSums(conv, tuple(x.shape[2:]), x.shape[1], 0 if y is None else y.shape[1])
     sums.update(x, y)
     return sums.result()

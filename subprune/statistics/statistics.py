@@ -122,8 +122,8 @@ class Statistics:
             self.energy
         ) < float("inf"):
             raise DataError(
-                f"{where}: the statistics overflowed: activations are too large to be multiplied in their "
-                "own precision; run the calibration in float64, or check the model"
+                f"{where}: the statistics overflowed: activations are too large to be multiplied "
+                "in their own precision; run the calibration in float64, or check the model"
             )
 
 
@@ -163,8 +163,8 @@ class Accumulator:
             targets = rows.new_zeros(rows.shape[0], 0)
         if rows.shape[1:] != (self.d,) or targets.shape != (rows.shape[0], self.m):
             raise DataError(
-                f"{self.where}: rows {tuple(rows.shape)} and targets {tuple(targets.shape)} do not fit "
-                f"[n, {self.d}] and [n, {self.m}]"
+                f"{self.where}: rows {tuple(rows.shape)} and targets {tuple(targets.shape)} do not "
+                f"fit [n, {self.d}] and [n, {self.m}]"
             )
         step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
         for start in range(0, rows.shape[0], step):
@@ -186,8 +186,8 @@ class Accumulator:
         for name, total in (("inputs", totals.sums), ("targets", totals.targets)):
             if not bool(torch.isfinite(total).all()):
                 raise DataError(
-                    f"{self.where}: the {name} contain NaN or infinity; check the calibration data, and "
-                    "that the model gives finite activations on it in eval mode"
+                    f"{self.where}: the {name} contain NaN or infinity; check the calibration "
+                    "data, and that the model gives finite activations on it in eval mode"
                 )
         self._target_sums = totals.targets + self._target_sums.to(totals.targets.device)
         self._energy += totals.energy
@@ -320,8 +320,8 @@ class ColumnMap:
         """For each block, the unit of each of its columns: [inputs / groups · kernel positions]."""
         if self.units.numel() % self.groups or self.outputs % self.groups:
             raise OptionError(
-                f"{self.where}: {self.units.numel()} inputs and {self.outputs} outputs cannot be split "
-                f"into {self.groups} groups"
+                f"{self.where}: {self.units.numel()} inputs and {self.outputs} outputs cannot be "
+                f"split into {self.groups} groups"
             )
         taps = 1 if self.conv is None else self.conv.taps
         return (
@@ -347,7 +347,9 @@ class ColumnMap:
         )
 
     def weight_blocks(self, weight: Tensor) -> list[Tensor]:
-        """A layer's weight [outputs, inputs / groups, *kernel] as one matrix [d, m] for each block."""
+        """A layer's weight [outputs, inputs / groups, *kernel]
+        as one matrix [d, m] for each block.
+        """
         return [block.flatten(1).T for block in weight.chunk(self.groups)]
 
 
@@ -394,7 +396,7 @@ class ConsumerStatistics:
         """Add one batch.
 
         b: the consumer's input in the model pruned so far, [..., inputs] or [N, inputs, *spatial];
-        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial].
+        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *spatial].
         """
         if (y is None) != self.symmetric:
             form = (

@@ -19,8 +19,8 @@ from subprune.structure.groups import Group, Structure
 __all__ = ["as_items", "choose_groups"]
 
 _ALLOWED = (
-    "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, a module type, "
-    "a module, or a list of these"
+    "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, "
+    "a module type, a module, or a list of these"
 )
 
 
@@ -116,10 +116,13 @@ def _match(item: Any, structure: Structure, model: nn.Module, option: str) -> _M
     if isinstance(item, type) and issubclass(item, nn.Module):
         names = {n for n, m in modules.items() if n and isinstance(m, item)}
         kinds = sorted({type(m).__name__ for n, m in modules.items() if n})
-        trouble = f"and no module in the model is one; {closest(item.__name__, kinds)}there are {', '.join(kinds)}"
+        trouble = (
+            "and no module in the model is one; "
+            f"{closest(item.__name__, kinds)}there are {', '.join(kinds)}"
+        )
     elif isinstance(item, nn.Module):
         names = {n for n, m in modules.items() if m is item}
-        trouble = "which is no module of this model; give one that is"
+        trouble = "which is not a module of this model; give one that is"
     else:
         kind = type(item).__name__
         raise _wrong(option, f"holds {item!r} of type {kind}; allowed is {_ALLOWED}")

@@ -21,7 +21,9 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Register the rule for operations of these kinds; a second one for the same kind is an error."""
+    """Register the rule for operations of these kinds;
+    a second one for the same kind is an error.
+    """
 
     def register(function: Rule) -> Rule:
         for kind in kinds:
@@ -72,7 +74,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operation that runs over units in a way that zeros are noticed: a norm, a mean, a product."""
+    """An operation that runs over units in a way that zeros are noticed: a norm, a mean,
+    a product.
+    """
 
     op: int
     value: int  # the value reduced
@@ -111,7 +115,8 @@ class Flow:
             self.space.freeze(
                 dim,
                 f"{module!r} is reparametrised: merge it first with "
-                f"torch.nn.utils.parametrize.remove_parametrizations(module, {leaf.split('.')[0]!r})",
+                "torch.nn.utils.parametrize."
+                f"remove_parametrizations(module, {leaf.split('.')[0]!r})",
             )
 
     def walk(self) -> None:

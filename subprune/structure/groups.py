@@ -85,7 +85,9 @@ class Group:
 
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
-        """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
+        """Sets of units that are all there is of some tensor:
+        at least one unit of each must stay.
+        """
         whole = {
             frozenset(np.unique(s.units).tolist())
             for s in self.slots
@@ -150,7 +152,10 @@ class Group:
 
     def __repr__(self) -> str:
         readers = ", ".join(c.name for c in self.consumers)
-        return f"Group({self.name!r}, {self.kind}, {self.n_units} units, read by {readers or 'nothing'})"
+        return (
+            f"Group({self.name!r}, {self.kind}, {self.n_units} units, "
+            f"read by {readers or 'nothing'})"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -184,7 +184,9 @@ class LabelSpace:
         return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
 
     def _merge_free(self, dims: Sequence[Dim | None], sizes: Sequence[int]) -> Dim | None:
-        """Repetition beside positions that cannot go: fresh ids, which follow whatever they meet."""
+        """Repetition beside positions that cannot go:
+        fresh ids, which follow whatever they meet.
+        """
         free = [i for i, d in enumerate(dims) if d == FREE]
         if not free or len(free) == len(dims):
             return FREE if free else None

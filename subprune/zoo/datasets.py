@@ -157,8 +157,9 @@ def _data_root(name: str, data_dir: str | Path | None) -> Path:
     if not folder:
         raise DataError(
             Message(
-                "no folder was given for the data set {name!r}; pass {data_dir:name} or set "
-                "{variable} to the folder that holds its official files. 'mnist-sample' needs none.",
+                "no folder was given for the data set {name!r}; pass {data_dir:name} or "
+                "set {variable} to the folder that holds its official files. "
+                "'mnist-sample' needs none.",
                 name=name,
                 variable=DATA_VARIABLE,
             )

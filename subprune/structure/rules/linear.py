@@ -341,7 +341,10 @@ def weight_norm(flow: Flow, op: Op) -> None:
     """A filter is scaled by its own length: it would change if inputs of it were cut."""
     dims = flow.dims(op.inputs[0])
     for dim in dims:
-        why = f"{op.module!r} is weight-normed: merge it first with torch.nn.utils.remove_weight_norm(module)"
+        why = (
+            f"{op.module!r} is weight-normed: merge it first with "
+            "torch.nn.utils.remove_weight_norm(module)"
+        )
         flow.freeze(op, dim, why)
     flow.put(op.outs[0], dims)
 
