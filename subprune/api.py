@@ -183,7 +183,7 @@ def _demand(
 def _walk_and_cut(
     demand: Demand, options: Options, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
-    """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left
+    """Walk, then cut and check. Groups that turn out impossible to cut to the chosen widths are left
     whole, and the walk is repeated without them: those after them were fitted to what they
     gave.
     """
@@ -301,8 +301,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
 
 
 def _check_run(calibration: Calibration) -> None:
-    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the
-    cut's fault.
+    """Some models take fake tensors but not real ones (whole numbers in a linear layer), which is
+    not the cut's fault.
     """
     inputs = calibration.given[0].inputs
     try:

@@ -37,7 +37,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. What a unit costs is a pair: the cheapest unit's and the dearest unit's."""
+    """One group. What a unit costs is a pair: that of the cheapest unit and that of the most expensive."""
 
     name: str
     kind: str

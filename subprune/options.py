@@ -1,4 +1,8 @@
-"""All options of `subprune.prune` and `subprune.forecast`: declared and checked here, once."""
+"""All options of `subprune.prune` and `subprune.forecast`: each is declared here, once.
+
+`Options` checks what can be checked without the model and the data: types, closed sets,
+contradictions. Goals, names of groups and amounts of data are checked where both are known.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +269,7 @@ class Options:
     )
     progress: bool | Callable[[Step], None] | None = option(
         None,
-        "True, False, a function that gets every step, or None for a bar where somebody looks",
+        "True, False, a function that gets every step, or None for a bar in a terminal or notebook",
         panel=_WORK,
         flag=False,
         planned=False,

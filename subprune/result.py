@@ -25,7 +25,7 @@ from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message
 from subprune.options import Options
 from subprune.plan import HISTORY, Plan, history_of
-from subprune.report import GuaranteeLine, Layer, Report
+from subprune.report import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.calibration import Calibration
@@ -215,9 +215,7 @@ def _compared(
 def _remarks(
     plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
 ) -> Iterator[str]:
-    """What came out otherwise than asked for, or was measured on other data than one
-    would think.
-    """
+    """What differs from what was asked for, or was measured on data that one would not expect."""
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
         if remark := missed(
@@ -241,7 +239,7 @@ def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str
     return calibration.structure.left_whole({g.name for g in pruned})
 
 
-def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
+def layers(calibration: Calibration, small: nn.Module) -> tuple[LayerWidth, ...]:
     """Layers with a weight matrix in the order they run, with their widths before and after."""
     program = calibration.structure.program
     before = dict(calibration.model.named_parameters())
@@ -251,14 +249,16 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     made = {c.use.weight: c.use.out_dim for g in calibration.structure.groups for c in g.consumers}
     for g in calibration.structure.groups:
         made.update({s.tensor: s.dim for s in g.slots if s.role == "producer"})
-    rows: list[Layer] = []
+    rows: list[LayerWidth] = []
     for name in order:
         if name not in before or before[name].ndim < 2:
             continue
         owner = name.rpartition(".")[0]
         kind = type(calibration.model.get_submodule(owner)).__name__
         dim = made.get(name, 1 if kind in ("Embedding", "EmbeddingBag") else 0)
-        rows.append(Layer(owner or name, kind, before[name].shape[dim], after[name].shape[dim]))
+        rows.append(
+            LayerWidth(owner or name, kind, before[name].shape[dim], after[name].shape[dim])
+        )
     return tuple(rows)
 
 

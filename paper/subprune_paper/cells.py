@@ -350,5 +350,5 @@ def _check_choice(cell: Cell, context: Context) -> None:
     ):
         raise OptionError(
             f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; "
-            "leave out less."
+            "ignore fewer groups."
         )

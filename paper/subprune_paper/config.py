@@ -1,4 +1,4 @@
-"""An experiment as a TOML file: read, checked once, frozen. Unknown keys are refused with the
+"""An experiment as a TOML file: read, checked, frozen. Unknown keys are refused with the
 nearest known.
 """
 
@@ -27,7 +27,7 @@ else:  # pragma: no cover
 __all__ = [
     "FINETUNE",
     "GOALS",
-    "SHIPPED",
+    "SHIPPED_CONFIGS",
     "Config",
     "find_config",
     "parse_config",
@@ -37,7 +37,7 @@ __all__ = [
 
 FINETUNE = ("none", "limited", "full")
 GOALS = ("compression", "keep")
-SHIPPED = Path(__file__).resolve().parent / "configs"
+SHIPPED_CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Config:
         weights_sha256: if given, the file must have this checksum.
         only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none
             means all that can be.
-        ignore: groups that are left whole, given likewise.
+        ignore: groups that are left whole, given in the same way.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
         allocate: budget rule of the methods that have none of their own; "uniform" with keep:
@@ -163,7 +163,7 @@ def _one_of(what: str, values: Any, allowed: Any) -> None:
 
 def shipped_names() -> list[str]:
     """The experiments that come with the package."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    return sorted(path.stem for path in SHIPPED_CONFIGS.glob("*.toml"))
 
 
 def find_config(name: str) -> Path:
@@ -171,8 +171,8 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if (SHIPPED / f"{path.stem}.toml").is_file() and path.parent == Path("."):
-        return SHIPPED / f"{path.stem}.toml"
+    if (SHIPPED_CONFIGS / f"{path.stem}.toml").is_file() and path.parent == Path("."):
+        return SHIPPED_CONFIGS / f"{path.stem}.toml"
     near = closest(path.stem, shipped_names())
     raise OptionError(
         f"{name} is not a file; {near}give a .toml file or one of {', '.join(shipped_names())}."

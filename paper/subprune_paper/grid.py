@@ -218,8 +218,8 @@ def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
 
 
 def select(cells: Sequence[Cell], filters: dict[str, set[str]]) -> list[Cell]:
-    """The cells that agree with all filters, and the dense one, which reports need; no other at all
-    is refused.
+    """The cells that match all filters, and the dense one, which reports need; filters that match
+    nothing are refused.
     """
     matching = [
         cell

@@ -44,7 +44,7 @@ def explicit(
         if k % multiple and k != known[name].n_units:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be a multiple of {multiple}, the model's own code takes "
+                    "{budgets:item} must be a multiple of {multiple}, since the model's own code takes "
                     "no other widths there; got {got}, the nearest is {nearest}",
                     budgets=name,
                     multiple=multiple,

@@ -38,7 +38,7 @@ _ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
-_STOPPED = "stopped; no file was left half-written, and the same command goes on where it can"
+_STOPPED = "stopped; no file was left half-written, and the same command resumes where it can"
 
 
 def _version(value: bool) -> None:

@@ -63,7 +63,7 @@ class DataChoice:
 
 
 def load_data(choice: DataChoice) -> Any:
-    """Something `prune` takes: labels come along where the source has them."""
+    """Something `prune` takes, with labels where the source has them."""
     spec, path, option = choice.spec, Path(choice.spec), choice.option
     if spec in dataset_names():
         _refuse_preparation(choice, "which comes prepared")

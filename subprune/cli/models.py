@@ -27,7 +27,7 @@ from subprune.zoo.weights import load_weights
 
 __all__ = ["find_callable", "load_model"]
 
-SHIPPED = "lenet-mnist"
+SHIPPED_MODEL = "lenet-mnist"
 _MISSING = (ModuleNotFoundError, FileNotFoundError)
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -43,17 +43,17 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
                 f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
             )
         model = made
-    elif spec == SHIPPED:
+    elif spec == SHIPPED_MODEL:
         model = shipped_lenet()[0]
     elif spec in model_names():
         if trained and weights is None:
             raise OptionError(
                 f"--model {spec} alone has random weights; give trained ones with --weights FILE "
-                f"(.safetensors or .pt), or use --model {SHIPPED}, which comes with them"
+                f"(.safetensors or .pt), or use --model {SHIPPED_MODEL}, which comes with them"
             )
         model = build(spec)
     else:
-        known = [SHIPPED, *model_names()]
+        known = [SHIPPED_MODEL, *model_names()]
         raise OptionError(
             f"--model {spec!r}: {closest(spec, known)}give package.module:callable, "
             f"file.py:callable, or one of {', '.join(known)}"

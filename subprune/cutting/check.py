@@ -1,7 +1,8 @@
 """Before the long work: cut some units of every group, with the weights as they are, and see what
 comes out.
 
-A group whose cut breaks the model's own code, or gives other outputs than the masked twin's, is
+A group whose cut breaks the model's own code, or gives outputs other than the masked
+twin's, is
 known within seconds of finding the groups. It is left whole, by name and with the reason, and the
 rest goes on. Code that takes certain widths only (``assert channels % 4 == 0``) is cut to multiples
 of those.

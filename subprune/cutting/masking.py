@@ -42,7 +42,7 @@ def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
     for part in group.parts if chosen.size < group.n_units else ():
         if not result[list(part)].any():
             raise BudgetError(
-                f"group {group.name!r}: one of the units {_short(sorted(part))} at least must "
+                f"group {group.name!r}: at least one of the units {_short(sorted(part))} must "
                 f"stay, since some layer holds no others; got {_short(chosen.tolist())}"
             )
     return result

@@ -37,7 +37,7 @@ _FEW = 32  # inputs of a data set that stand for it as an example
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments for one call of the model, and labels if they came along."""
+    """Arguments for one call of the model, and labels if there are any."""
 
     inputs: Inputs
     labels: Tensor | None

@@ -35,7 +35,7 @@ class Source:
     """Batches as the caller has them, each still to be turned into arguments of the model."""
 
     items: Iterable[Any]
-    stream: bool = False  # its order is not known here: the first samples are no random ones
+    stream: bool = False  # its order is not known here: the first samples are not random
     length: int | None = None  # of a stream, in items, if it says
 
 

@@ -55,7 +55,7 @@ class LeastSquares(Fit):
         return LeastSquares(ridge=0.0, folds=1)
 
     def strengths(self) -> Sequence[float]:
-        """Of the ridge, those that are tried."""
+        """The strengths of the ridge that are tried."""
         return STRENGTHS if self.ridge is None else (float(self.ridge),)
 
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:

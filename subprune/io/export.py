@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Exported", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
-TOLERANCE = 1e-4  # of the largest entry of an output
+_TOLERANCE = 1e-4  # of the largest entry of an output
 _NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
 _MOST = 1e-2  # but never by more than this, which rounding does not explain
 
@@ -292,13 +292,13 @@ class _Gap:
 
     @property
     def allowed(self) -> float:
-        return min(max(TOLERANCE, _NOISE * self.noise), _MOST)
+        return min(max(_TOLERANCE, _NOISE * self.noise), _MOST)
 
     @property
     def why(self) -> str:
         return (
             f" (PyTorch's own rounding makes {self.noise:.1e})"
-            if self.noise > TOLERANCE / _NOISE
+            if self.noise > _TOLERANCE / _NOISE
             else ""
         )
 

@@ -27,7 +27,7 @@ _inside = threading.local()
 
 
 def _workers() -> int:
-    """Pieces that may run at once from here; a piece of work does not share itself out again."""
+    """Pieces that may run at once from here; a piece of work is not divided again."""
     return 1 if getattr(_inside, "worker", False) else torch.get_num_threads()
 
 

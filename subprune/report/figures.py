@@ -15,14 +15,14 @@ from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
 
-__all__ = ["GuaranteeLine", "Layer", "Report"]
+__all__ = ["GuaranteeLine", "LayerWidth", "Report"]
 
 NAN = float("nan")
-NOTHING = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
+NOT_COMPARED = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerWidth:
     """One layer with a weight, in the order they run: its width before and after."""
 
     name: str
@@ -55,7 +55,7 @@ class Report:
     flops: tuple[int, int]
     samples: int
     seconds: float  # of the whole call of `prune`
-    fitted: Comparison = NOTHING  # on the calibration inputs, which the weights were fitted to
+    fitted: Comparison = NOT_COMPARED  # on the calibration inputs, which the weights were fitted to
     held_out: Comparison | None = None  # on inputs that nothing was fitted to
     refused: dict[str, str] = field(default_factory=dict)  # layer → why it was not pruned
     notes: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Report:
     # what `seconds` were spent on; they add up to it
     parts: dict[str, float] = field(default_factory=dict)
     model: str = ""  # class of the model
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[LayerWidth, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()
     exports: tuple[Exported, ...] = ()  # files made with `subprune.export`
     command: str = ""  # what reproduces it

@@ -99,7 +99,7 @@ class Forecast:
 
 
 def make_forecast(demand: Demand) -> Forecast:
-    """Share out the goal without pruning; statistics are gathered only where they are needed."""
+    """Divide the goal without pruning; statistics are gathered only where they are needed."""
     problem, needed = "", demand.allocator.looks_at if demand.looks else ""
     try:
         if demand.goal.latency is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
-    from subprune.report.figures import Layer
+    from subprune.report.figures import LayerWidth
 
 __all__ = ["curve", "network"]
 
@@ -19,7 +19,7 @@ _FRAME = (34.0, 252.0, 10.0, 116.0)  # left, right, top, bottom of a curve's plo
 _MOST_POINTS = 160
 
 
-def network(layers: Sequence[Layer]) -> str:
+def network(layers: Sequence[LayerWidth]) -> str:
     """Layers from top to bottom: each a bar as wide as the layer was, the kept part filled."""
     widest = max((x.before for x in layers), default=1)
     height = _ROW * len(layers) + 4

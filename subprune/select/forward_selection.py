@@ -100,8 +100,8 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
 
 
 def _lowest(losses: Tensor) -> int:
-    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is not a
-    number loses.
+    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is NaN is
+    never chosen.
     """
     values = losses.double().nan_to_num(nan=float("inf"))
     tolerance = 1e-12 if losses.dtype == torch.float64 else 1e-6

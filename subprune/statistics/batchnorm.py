@@ -52,7 +52,7 @@ def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
             raise DataError(
                 Message(
                     "BatchNorm statistics cannot be taken on this data ({error}); give larger "
-                    "batches, or leave {batchnorm=}",
+                    "batches, or use {batchnorm=}",
                     error=error,
                     batchnorm="keep",
                 )
@@ -97,7 +97,7 @@ def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         raise DataError(
             Message(
                 "BatchNorm statistics cannot be taken on one value per channel; give more data, or "
-                "leave {batchnorm=}",
+                "use {batchnorm=}",
                 batchnorm="keep",
             )
         )

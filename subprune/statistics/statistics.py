@@ -420,7 +420,7 @@ class ConsumerStatistics:
             self._add(rows, part)
 
     def _add(self, rows: Tensor, targets: Tensor | None) -> None:
-        """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
+        """Divide rows [n, all columns] and targets [n, all outputs] among the blocks."""
         self._check_columns(rows.shape[1])
         for i, part in enumerate(self.parts):
             part_of_targets = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]

@@ -93,7 +93,7 @@ class CostModel:
         """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
         they are.
 
-        Exact for uniform groups; where units differ in size, as if the dearest were kept.
+        Exact for uniform groups; where units differ in size, as if the most expensive were kept.
         """
         products, uneven = self._products[quantity], counts.keys() & self._uneven.keys()
         base = self._lengths(counts, strict=False)  # without the units of uneven groups
