@@ -139,7 +139,8 @@ class LabelSpace:
         """Labels of the dimensions that one dimension is split into."""
         if not dim or len(sizes) <= 1:
             return [dim] * len(sizes)
-        for ids in dim:  # an alternative that varies along one axis only needs no frame
+        # An alternative that varies along a single axis is that axis: it needs no frame.
+        for ids in dim:
             flat = ids.reshape(sizes)
             live = _live_axes(flat)
             if len(live) == 1:
@@ -150,12 +151,17 @@ class LabelSpace:
         if not live:  # one unit all over: it can only go with everything
             self.freeze(dim, f"a single unit fills the whole dimension ({where})")
             return [None] * len(sizes)
+        # Axes along which nothing varies take no part in the frame.
         core = flat[tuple(slice(None) if i in live else 0 for i in range(flat.ndim))]
         frame = self._frame(core, where)
         axes = iter(frame.axes)
         return [(next(axes),) if i in live else None for i in range(len(sizes))]
 
     def _frame(self, flat: Ids, where: str, axes: tuple[Ids, ...] | None = None) -> Frame:
+        """The frame of these flat ids: the known one, or a new one with fresh ids for its axes.
+
+        Axes that are given are tied to those of a frame that is known already.
+        """
         key = (flat.tobytes(), flat.shape)
         frame = self._known.get(key)
         if frame is None:
@@ -197,6 +203,7 @@ class LabelSpace:
 
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""
+        # Splitting and merging back (features → heads × size → features) must give the same ids.
         for first in dims[0]:
             home = self._axis_of(first)
             if home is None:
@@ -231,7 +238,9 @@ class LabelSpace:
         return frame.flat.transpose(order)[np.ix_(*index)]
 
     def _axis_of(self, ids: Ids) -> tuple[Frame, int] | None:
+        """The frame and the axis that these ids were made for by a split; None for other ids."""
         low = int(ids.min())
+        # the last axis that begins at or before them, if they lie inside it
         at = bisect_right(self._starts, low) - 1
         if at < 0:
             return None
@@ -253,6 +262,7 @@ class LabelSpace:
         if home is None:
             return result
         frame, axis = home
+        # `where`: for every other axis of the frame, the dimension that holds it
         others = [i for i in range(len(frame.axes)) if i != axis]
         where = [
             next(
@@ -263,6 +273,7 @@ class LabelSpace:
         ]
         if -1 in where:
             return result
+        # The picked slice of the frame: its flat ids stand for the other axes from now on.
         at = int(gone[0][position]) - int(frame.axes[axis][0])
         index = [
             self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
@@ -284,10 +295,12 @@ class LabelSpace:
         """Component of every id, and the reason of every frozen component."""
         open_ = list(self.frames)
         root = self._components()
+        # Two rounds of choices that are forced, since settling one frame may force another; then
+        # the rest is decided by preference.
         for bold in (False, False, True):
             frozen = self._mark(root, [ids for ids, _ in self.frozen])
             batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
-            rest, done = [], len(self.pairs)
+            rest, done = [], len(self.pairs)  # ties before this round are in `root`
             for frame in open_:
                 choice = self._choose(frame, root, frozen, batch, mixed, bold)
                 if choice is None:
@@ -304,6 +317,8 @@ class LabelSpace:
 
     def _components(self) -> Ids:
         """Components of all ties; those of whole dimensions, which are most, as blocks."""
+        # Union-find on whole blocks of ids, each named by its first id; what ties only parts of
+        # blocks is left to `components`.
         leader = {start: start for start in self._blocks}
 
         def find(x: int) -> int:
@@ -336,6 +351,7 @@ class LabelSpace:
         )
 
     def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
+        """Components that some of these ids belong to: [ids] bool, by their smallest member."""
         marked = np.zeros(self.size, dtype=bool)
         for ids in sets:
             marked[root[ids]] = True
@@ -366,6 +382,7 @@ class LabelSpace:
         return max(heads or plain, key=lambda i: (frame.axes[i].size, -i))
 
     def _settle(self, frame: Frame, choice: int) -> None:
+        """Cut the frame along one axis: its positions go with all flat ids at them, others stay."""
         frame.chosen = choice
         for i, axis in enumerate(frame.axes):
             if i == choice:
@@ -389,10 +406,12 @@ def _live_axes(flat: Ids) -> list[int]:
 
 
 def _rising(ids: Ids) -> bool:
+    """Whether each id is one more than the id before it."""
     return bool((ids[1:] - ids[:-1] == 1).all())
 
 
 def _spread(ids: Ids, axis: int, sizes: Sequence[int]) -> Ids:
+    """Ids [sizes[axis]] of one axis, repeated along the others and flattened: [prod(sizes)]."""
     shape = [1] * len(sizes)
     shape[axis] = sizes[axis]
     return np.broadcast_to(ids.reshape(shape), tuple(sizes)).ravel()
