@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -40,10 +42,10 @@ def check_kind(model: nn.Module) -> None:
                 f"{place} is a {type(module).__name__} that has no weights yet; call the model "
                 "once with an example input, and load trained weights"
             )
-        if _is_quantised(module):
+        kind = _quantised_class([module, *tensors])
+        if kind is not None:
             raise OptionError(
-                f"{place} is quantised "
-                f"({type(module).__module__}.{type(module).__name__}), so that its weights "
+                f"{place} is quantised ({kind.__module__}.{kind.__name__}), so that its weights "
                 "cannot be refitted; prune the model in float32, then quantise the result"
             )
 
@@ -68,12 +70,18 @@ def _check_wrapper(model: nn.Module) -> None:
         )
 
 
-def _is_quantised(module: nn.Module) -> bool:
-    """Layers whose weights are packed whole numbers."""
-    origin = type(module).__module__
+def _quantised_class(parts: Sequence[nn.Module | Tensor]) -> type | None:
+    """The class of a layer whose weights are packed whole numbers, or of such weights in an
+    ordinary layer; None if there is none.
+    """
+    return next((type(x) for x in parts if _is_quantised(type(x))), None)
+
+
+def _is_quantised(kind: type) -> bool:
+    origin = kind.__module__
     if origin.partition(".")[0] in _QUANTISED_PACKAGES:
         return True
-    if "FloatFunctional" in type(module).__name__:  # adds in float, in models yet to be quantised
+    if "FloatFunctional" in kind.__name__:  # adds in float, in models yet to be quantised
         return False
     return origin.startswith("torch.") and ".quantized" in origin
 
