@@ -139,8 +139,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no fit": ({"keep": 0.5, "fit": "kept"}, OptionError, "did you mean 'keep'"),
     "a forecast as an option": ({"keep": 0.5, "dry_run": True}, OptionError, "'dry_run'"),
     "epsilon of text": ({"keep": 0.5, "epsilon": "a"}, OptionError, "between 0 and 1"),
-    "forward is no function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
-    "cache is no folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
+    "forward is not a function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
+    "cache is not a folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
     "no goal": ({}, OptionError, "got none"),
     "samples": ({"keep": 0.5, "n_samples": "many"}, DataError, "n_samples"),
 }
