@@ -24,7 +24,7 @@ from subprune.statistics.targets import TARGETS, Asymmetric, Layer, Sequential, 
 
 __all__ = ["METHODS", "Method", "find_method", "method", "tuned"]
 
-DEFAULT_FIT = "least-squares"
+DEFAULT_FIT = "ridge"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,12 @@ import typer
 from run_cli import runner
 
 from subprune.cli.app import app
+from subprune.fit.fits import FITS
 from subprune.methods import METHODS
+from subprune.program.ops import PRODUCTS
+from subprune.select.selectors import SELECTORS
+from subprune.statistics.targets import TARGETS
+from subprune.structure.flow import RULES
 from subprune_paper import train
 from subprune_paper.config import Config
 
@@ -62,11 +68,13 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _registry() -> Iterator[None]:
-    """Methods that a page registers are gone afterwards."""
-    before = dict(METHODS)
+    """Methods, parts and operations that a page adds are gone afterwards."""
+    tables: list[dict[str, Any]] = [METHODS, TARGETS, SELECTORS, FITS, PRODUCTS, RULES]
+    before = [dict(table) for table in tables]
     yield
-    METHODS.clear()
-    METHODS.update(before)
+    for table, rows in zip(tables, before, strict=True):
+        table.clear()
+        table.update(rows)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
-from subprune.fit.solver import relative_error, solve
+from subprune.fit.solver import Solution, relative_error, solve
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
 
@@ -47,6 +47,8 @@ class Fitted:
 
     weight: Tensor  # [d, m] float64, of the model itself; zero rows for dropped columns
     versions: tuple[Tensor, ...]  # the same fitted without each fold; empty with one fold
+    shift: Tensor | None  # [m] float64, to be added to the bias; None where none is fitted
+    shifts: tuple[Tensor, ...]  # the same without each fold; empty where there is none
     ridge: float  # strength that was used
     energy: float  # ‖Y‖² over all inputs
     error: float  # share of it left on the inputs that were fitted
@@ -63,26 +65,33 @@ def cross_fit(
     kept: Sequence[int],
     old: Tensor,
     strengths: Sequence[float],
+    intercept: bool = False,
 ) -> Fitted:
     """Weights for the columns of the units `kept` and the columns without a unit.
 
     whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights.
     strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
+    intercept: fit a constant too, which the ridge does not draw anywhere.
     """
     columns = whole.columns(kept)
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
     versions: tuple[Tensor, ...] = ()
+    shifts: tuple[Tensor, ...] = ()
     if folded.folds > 1:
-        trials = [_Trial(folded, fold, columns, old) for fold in range(folded.folds)]
+        trials = [_Trial(folded, fold, columns, old, intercept) for fold in range(folded.folds)]
         strength = _best_strength(trials, strengths)
         versions = tuple(trial.weight(strength) for trial in trials)
+        if intercept:
+            shifts = tuple(trial.shift(strength) for trial in trials)
         energy = sum(trial.energy for trial in trials)
         residual = sum(trial.residual(strength) for trial in trials)
         held_out = residual / energy if energy else 0.0
-    final = solve(whole, kept, ridge=strength, toward=old)
+    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept)
     return Fitted(
         weight=final.weight,
         versions=versions,
+        shift=final.shift,
+        shifts=shifts,
         ridge=strength,
         energy=whole.energy,
         error=final.error,
@@ -99,28 +108,39 @@ class _Trial:
     for.
     """
 
-    def __init__(self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor) -> None:
-        self.columns, self.old = columns, old
+    def __init__(
+        self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor, intercept: bool
+    ) -> None:
+        self.columns, self.old, self.intercept = columns, old, intercept
         self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
         self.energy = self.unseen.energy
-        self._known: dict[float, tuple[Tensor, float]] = {}
+        self._known: dict[float, Solution] = {}
 
-    def _fit(self, strength: float) -> tuple[Tensor, float]:
-        """The weights [q, m] of the kept columns, and what they leave of the fold's energy."""
+    def _fit(self, strength: float) -> Solution:
+        """For the kept columns [q]."""
         if strength not in self._known:
             every = self.seen.units.unique().tolist()
-            weight = solve(self.seen, every, ridge=strength, toward=self.old[self.columns]).weight
-            self._known[strength] = weight, relative_error(self.unseen, weight) * self.energy
+            toward = self.old[self.columns]
+            self._known[strength] = solve(
+                self.seen, every, ridge=strength, toward=toward, intercept=self.intercept
+            )
         return self._known[strength]
 
     def residual(self, strength: float) -> float:
         """What the fit leaves of the fold's energy."""
-        return self._fit(strength)[1]
+        fit = self._fit(strength)
+        return relative_error(self.unseen, fit.weight, fit.shift) * self.energy
+
+    def shift(self, strength: float) -> Tensor:
+        """The fitted constant [m]."""
+        shift = self._fit(strength).shift
+        assert shift is not None
+        return shift
 
     def weight(self, strength: float) -> Tensor:
         """The fitted weights [d, m]."""
         new = torch.zeros(self.old.shape, dtype=torch.float64, device=self.seen.gram.device)
-        new[self.columns] = self._fit(strength)[0]
+        new[self.columns] = self._fit(strength).weight
         return new
 
 

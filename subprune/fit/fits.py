@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+from subprune.fit.affine import Affine
 from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.fit.least_squares import LeastSquares
+from subprune.fit.ridge import Ridge
 
 __all__ = ["FITS", "FitName"]
 
-FitName = Literal["least-squares", "keep"]
+FitName = Literal["ridge", "affine", "least-squares", "keep"]
 """The names, for editors and type checkers."""
 
-FITS: dict[str, Fit] = {fit.name: fit for fit in (LeastSquares(), Keep())}
+FITS: dict[str, Fit] = {fit.name: fit for fit in (Ridge(), Affine(), LeastSquares(), Keep())}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import ClassVar
 
 from torch import Tensor
 
 from subprune.errors import OptionError
-from subprune.fit.cross_fit import FOLDS, STRENGTHS, Fitted, cross_fit, together
+from subprune.fit.cross_fit import Fitted, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
+from subprune.keywords import must_be
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
 from subprune.structure import Consumer
@@ -24,39 +24,31 @@ class LeastSquares(Fit):
     """New weights by least squares, for all inputs, and without each fold of them."""
 
     name: ClassVar[str] = "least-squares"
-    # Strength that draws new weights toward the old ones; None chooses it on held-out inputs.
-    ridge: float | None = None
-    folds: int | None = None  # None: 4, or 1 for the plain fit
+    folds: int | None = None  # parts of the inputs, each judged by a fit to the others; None: 1
 
     def __post_init__(self) -> None:
-        ridge, folds = self.ridge, self.folds
-        if ridge is not None and (
-            isinstance(ridge, bool) or not isinstance(ridge, int | float) or not 0 <= ridge < inf
-        ):
-            raise OptionError(
-                "ridge must be None, which chooses it, or a number of at least 0 (0.01 is strong), "
-                f"got {ridge!r}"
-            )
-        check_folds(folds)
+        folds = self.folds
+        is_count = isinstance(folds, int) and not isinstance(folds, bool)
+        if folds is not None and not (is_count and 1 <= folds <= 64):
+            allowed = "a whole number from 1 (hold nothing out) to 64"
+            raise OptionError(must_be("folds", allowed, folds))
 
     @property
     def parts(self) -> int:
-        """The plain fit sees all inputs at once."""
-        if self.folds is not None:
-            return self.folds
-        return 1 if self.ridge == 0 else FOLDS
+        """By default all inputs are fitted at once."""
+        return self.folds or 1
 
     @property
     def bounded(self) -> bool:
         return True
 
     def plain(self) -> Fit:
-        """Without a ridge and folds."""
-        return LeastSquares(ridge=0.0, folds=1)
+        """Without anything held out."""
+        return LeastSquares()
 
     def strengths(self) -> Sequence[float]:
-        """The strengths of the ridge that are tried."""
-        return STRENGTHS if self.ridge is None else (float(self.ridge),)
+        """The strengths of a ridge toward the old weights that are tried."""
+        return (0.0,)
 
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:
         """Fit every consumer; nothing is fitted where all units stay."""
@@ -66,7 +58,7 @@ class LeastSquares(Fit):
         for consumer, blocks in work.blocks():
             old = matrices(consumer, models[0])
             own = [
-                self.block(folded, whole, work.kept, weight)
+                self.block(consumer, folded, whole, work.kept, weight)
                 for (folded, whole), weight in zip(blocks, old, strict=True)
             ]
             self.write(consumer, models, own)
@@ -74,7 +66,12 @@ class LeastSquares(Fit):
         return together(fits)
 
     def block(
-        self, folded: FoldedStatistics, whole: Statistics, kept: Sequence[int], old: Tensor
+        self,
+        consumer: Consumer,
+        folded: FoldedStatistics,
+        whole: Statistics,
+        kept: Sequence[int],
+        old: Tensor,
     ) -> Fitted:
         """One block of a consumer; old: [d, m], its present weights."""
         return cross_fit(folded, whole, kept, old, self.strengths())
@@ -84,13 +81,3 @@ class LeastSquares(Fit):
         for i, tensors in enumerate(models):
             new = [f.weight if i == 0 else f.versions[i - 1] for f in fits]
             tensors[consumer.use.weight] = as_weight(consumer, tensors, new)
-
-
-def check_folds(folds: object) -> None:
-    """Refuse what is not a number of folds."""
-    if folds is not None and (
-        isinstance(folds, bool) or not isinstance(folds, int) or not 1 <= folds <= 64
-    ):
-        raise OptionError(
-            f"folds must be a whole number from 1 (hold nothing out) to 64, got {folds!r}"
-        )

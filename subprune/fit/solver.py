@@ -158,9 +158,16 @@ def _largest(matrix: Tensor) -> float:
     return float(x.norm())
 
 
-def relative_error(stats: Statistics, weight: Tensor) -> float:
-    """‖Y − B·weight‖² / ‖Y‖² from the statistics, in [0, ∞)."""
+def relative_error(stats: Statistics, weight: Tensor, shift: Tensor | None = None) -> float:
+    """‖Y − B·weight − 1·shiftᵀ‖² / ‖Y‖² from the statistics, in [0, ∞).
+
+    weight: [d, m]; shift: [m], None for none.
+    """
     if stats.energy == 0:
         return 0.0
     residual_energy = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
+    if shift is not None:
+        # The constant column's own part: 2·sᵀ(Wᵀ·Bᵀ1 − Yᵀ1) + n·‖s‖².
+        sums = weight.T @ stats.sums - stats.target_sums  # [m]
+        residual_energy += float(shift @ (2 * sums + stats.rows * shift))
     return max(0.0, residual_energy) / stats.energy

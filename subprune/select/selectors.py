@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from subprune.select.backward import Backward
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
@@ -13,7 +14,14 @@ from subprune.select.sensitivity import Sampling
 __all__ = ["SELECTORS", "SelectorName"]
 
 SelectorName = Literal[
-    "greedy", "greedy-loss", "greedy-pool-loss", "sampling", "act-grad", "weight-norm", "random"
+    "greedy",
+    "backward",
+    "greedy-loss",
+    "greedy-pool-loss",
+    "sampling",
+    "act-grad",
+    "weight-norm",
+    "random",
 ]
 """The names, for editors and type checkers."""
 
@@ -21,6 +29,7 @@ SELECTORS: dict[str, Selector] = {
     selector.name: selector
     for selector in (
         Greedy(),
+        Backward(),
         GreedyLoss(),
         GreedyPoolLoss(),
         Sampling(),

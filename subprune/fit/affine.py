@@ -1,0 +1,53 @@
+"""Weights and bias fitted together, where a layer has a bias of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from subprune.fit.cross_fit import Fitted, cross_fit
+from subprune.fit.fit import Tensors
+from subprune.fit.ridge import Ridge
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.statistics import Statistics
+from subprune.structure import Consumer
+
+__all__ = ["Affine"]
+
+
+@dataclass(frozen=True)
+class Affine(Ridge):
+    """Least squares with a ridge, and a constant that goes into the bias.
+
+    What removed units gave on average is then not lost. A layer without a bias is fitted without
+    the constant.
+    """
+
+    name: ClassVar[str] = "affine"
+
+    def block(
+        self,
+        consumer: Consumer,
+        folded: FoldedStatistics,
+        whole: Statistics,
+        kept: Sequence[int],
+        old: Tensor,
+    ) -> Fitted:
+        """One block of a consumer; old: [d, m], its present weights."""
+        intercept = consumer.use.bias is not None
+        return cross_fit(folded, whole, kept, old, self.strengths(), intercept)
+
+    def write(self, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]) -> None:
+        """Put new weights and biases into the model and its versions."""
+        super().write(consumer, models, fits)
+        name = consumer.use.bias
+        if name is None:
+            return
+        for i, tensors in enumerate(models):
+            shifts = [f.shift if i == 0 else f.shifts[i - 1] for f in fits]
+            change = torch.cat([s for s in shifts if s is not None])  # [outputs]
+            tensors[name] = (tensors[name].double() + change).to(tensors[name])

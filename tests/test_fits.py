@@ -1,0 +1,102 @@
+"""Fits as parts: each by its name, against least squares on explicit rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import subprune
+from subprune.fit.affine import Affine
+from subprune.fit.fits import FITS
+
+QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
+
+
+def net(bias: bool = True) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4, bias=bias)).double()
+    return model, torch.randn(200, 6, dtype=torch.float64) + 0.5
+
+
+def outputs(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = model(x)
+    return y
+
+
+def residual(before: nn.Module, after: nn.Module, x: Tensor) -> float:
+    return float((outputs(before, x) - outputs(after, x)).square().sum())
+
+
+@pytest.mark.parametrize("method", ["layer-in-change", "asym-in-change", "layer-random"])
+def test_affine_without_a_ridge_is_lstsq_with_a_constant(method: str) -> None:
+    model, x = net()
+    result = subprune.prune(
+        model, x, budgets={"0": 5}, method=method, fit="affine", ridge=0, **QUIET
+    )
+    hidden = outputs(model[:2], x)[:, list(result.plan.kept["0"])].numpy()
+    wide = np.concatenate([hidden, np.ones((len(x), 1))], 1)
+    fitted = np.linalg.lstsq(wide, outputs(model, x).numpy(), rcond=None)[0]
+    last = result.model.get_submodule("2")
+    np.testing.assert_allclose(last.weight.detach().numpy(), fitted[:-1].T, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(last.bias.detach().numpy(), fitted[-1], rtol=1e-7, atol=1e-9)
+
+
+def test_a_constant_never_hurts_where_it_is_fitted() -> None:
+    model, x = net()
+    plain, affine = (
+        subprune.prune(model, x, budgets={"0": 3}, fit=fit, ridge=0, **QUIET)
+        for fit in ("ridge", "affine")
+    )
+    assert plain.plan.kept == affine.plan.kept
+    assert residual(model, affine.model, x) < 0.99 * residual(model, plain.model, x)
+    errors = [r.plan.groups[0].error for r in (affine, plain)]
+    assert errors[0] < errors[1]
+
+
+def test_a_layer_without_a_bias_is_fitted_without_one() -> None:
+    model, x = net(bias=False)
+    results = [
+        subprune.prune(model, x, budgets={"0": 5}, fit=fit, **QUIET) for fit in ("ridge", "affine")
+    ]
+    for a, b in zip(results[0].model.parameters(), results[1].model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_held_out_figures_are_those_of_the_versions() -> None:
+    """One fold at a time, fitted by hand with a constant column and judged on the others."""
+    model, x = net()
+    fit = Affine(ridge=0.0, folds=4)
+    result = subprune.prune(model, x, budgets={"0": 5}, fit=fit, method="layer-in-change", **QUIET)
+    hidden = outputs(model[:2], x)[:, list(result.plan.kept["0"])].numpy()
+    wide = np.concatenate([hidden, np.ones((len(x), 1))], 1)
+    y, bias = outputs(model, x).numpy(), model[2].bias.detach().numpy()
+    squares = 0.0
+    for fold in range(4):
+        unseen = np.arange(len(x)) % 4 == fold
+        fitted = np.linalg.lstsq(wide[~unseen], y[~unseen] - bias, rcond=None)[0]
+        squares += float(np.square(y[unseen] - bias - wide[unseen] @ fitted).sum())
+    energy = float(np.square(y - bias).sum())
+    assert result.plan.groups[0].held_out == pytest.approx(squares / energy, rel=1e-6)
+    assert result.report.held_out is not None
+
+
+@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("conv", ["grouped", "transposed", "plain"])
+def test_every_fit_serves_every_layer(fit: str, conv: str) -> None:
+    """Cut equals mask is checked inside; biases of grouped and transposed convolutions too."""
+    torch.manual_seed(0)
+    last: dict[str, nn.Module] = {
+        "plain": nn.Conv2d(8, 4, 3),
+        "grouped": nn.Conv2d(8, 4, 3, groups=2),
+        "transposed": nn.ConvTranspose2d(8, 4, 3, stride=2),
+    }
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), last[conv])
+    x = torch.randn(24, 3, 8, 8)
+    result = subprune.prune(model, x, keep=0.5, fit=fit, **QUIET)
+    assert result.plan.counts == {"0": 2 if conv == "grouped" else 4}  # in pairs
+    assert torch.isfinite(outputs(result.model, x)).all()
