@@ -183,9 +183,10 @@ def _demand(
 def _walk_and_cut(
     demand: Demand, options: Options, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
-    """Walk, then cut and check. Groups that turn out impossible to cut to the chosen widths are left
-    whole, and the walk is repeated without them: those after them were fitted to what they
-    gave.
+    """Walk, then cut and check.
+
+    Groups that turn out impossible to cut to the chosen widths are left whole, and the walk is
+    repeated without them: those after them were fitted to what they gave.
     """
     tick.enter("budgets")
     counts = _counts(demand)

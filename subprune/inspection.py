@@ -37,7 +37,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. What a unit costs is a pair: that of the cheapest unit and that of the most expensive."""
+    """One group. What a unit costs is a pair: for the cheapest unit, and for the most expensive."""
 
     name: str
     kind: str

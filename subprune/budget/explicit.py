@@ -44,8 +44,8 @@ def explicit(
         if k % multiple and k != known[name].n_units:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be a multiple of {multiple}, since the model's own code takes "
-                    "no other widths there; got {got}, the nearest is {nearest}",
+                    "{budgets:item} must be a multiple of {multiple}, since the model's own code "
+                    "takes no other widths there; got {got}, the nearest is {nearest}",
                     budgets=name,
                     multiple=multiple,
                     got=k,

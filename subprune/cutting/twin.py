@@ -156,7 +156,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """Models that draw random numbers draw the same ones in every run, so that they can be compared."""
+    """Models that draw random numbers draw the same ones in every run: runs can be compared."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         yield
