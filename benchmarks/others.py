@@ -70,10 +70,14 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         ratio = _ratio(cut, size / compression, name)
         seconds, small = timed(lambda cut=cut, ratio=ratio: cut(ratio))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
-        anew, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
+        renewal, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
         found.append(
             _row(
-                f"Torch-Pruning, {name}, BatchNorm re-estimated", seconds + anew, small, test, size
+                f"Torch-Pruning, {name}, BatchNorm re-estimated",
+                seconds + renewal,
+                small,
+                test,
+                size,
             )
         )
     return found

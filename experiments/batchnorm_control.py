@@ -1,4 +1,4 @@
-"""What taking BatchNorm's statistics anew from 512 images does to networks with nothing pruned.
+"""What re-estimating BatchNorm's statistics on 512 images does to networks with nothing pruned.
 
     python experiments/batchnorm_control.py --data-dir DATA --models-dir MODELS
 

@@ -72,7 +72,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         groups = len(options.budgets or demand.groups)
         steps = {"pruning": groups, "measuring": 2 if verify is None else 3}
         tick.plan(budgets=demand.steps(), **steps)
-        done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
+        done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
         calibration = demand.calibration
         done.notes[:0] = ready.notes
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
@@ -81,7 +81,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         return make_result(
             calibration,
             small,
-            left,
+            pruned,
             done,
             options,
             watch=watch,
@@ -123,7 +123,7 @@ def _stages(options: Options) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Ready:
-    """Everything that is known before the target is shared out."""
+    """Everything that is known before the goal is divided among the groups."""
 
     demand: Demand
     notes: Sequence[str]  # about cuts that were tried
@@ -135,10 +135,10 @@ def _ready(
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
     tick("reading data")
-    given = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
+    inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
-    calibration = Calibration.of(model, given.batches, options.recipe.fit.parts)
+    calibration = Calibration.of(model, inputs.batches, options.recipe.fit.parts)
     tick("trying the cuts")
     checked = _groups(calibration, options)
     watch.lap("structure")
@@ -148,7 +148,7 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, given.remarks)
+    return _Ready(demand, checked.notes, inputs.remarks)
 
 
 def _more(
@@ -188,9 +188,10 @@ def _demand(
 def _walk_and_cut(
     demand: Demand, options: Options, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
-    """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left
-    whole, and the walk is made again without them: those after them were fitted to what they
-    gave.
+    """Walk, then cut and check.
+
+    Groups that turn out impossible to cut to the chosen widths are left whole, and the walk is
+    repeated without them: those after them were fitted to what they gave.
     """
     tick.enter("budgets")
     counts = _counts(demand)
@@ -198,31 +199,32 @@ def _walk_and_cut(
     notes: list[str] = []
     while True:
         tick.enter("pruning")
-        done, left = _walk(demand, counts, options, tick)
+        done, pruned = _walk(demand, counts, options, tick)
         watch.lap("pruning")
         tick.enter("check")
         tick("cutting and checking")
-        small, eager, said = _realise(demand.calibration, done)
+        small, eager, outcome = _realise(demand.calibration, done)
         watch.lap("check")
-        if not isinstance(said, dict):
-            done.notes += [*notes, *said]
-            return done, left, small, eager
+        if not isinstance(outcome, dict):
+            done.notes += [*notes, *outcome]
+            return done, pruned, small, eager
         notes += [
-            f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()
+            f"left whole: {name} cannot be cut to this width, {why}"
+            for name, why in outcome.items()
         ]
-        counts, demand, missed = _without(demand, counts, said)
-        notes += [Message("target missed: {missed}", missed=missed)] if missed else []
+        counts, demand, missed = _without(demand, counts, outcome)
+        notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
 
 def _counts(demand: Demand) -> dict[str, int]:
-    """The goal, shared out over the groups."""
+    """The goal, divided among the groups."""
     return demand.counts() if demand.goal.latency is None else by_latency(demand)
 
 
 def _without(
     demand: Demand, counts: dict[str, int], failed: Mapping[str, str]
 ) -> tuple[dict[str, int], Demand, str]:
-    """The goal shared out over the other groups.
+    """The goal divided among the other groups.
 
     If they cannot meet it, the widths they had, and why.
     """
@@ -266,7 +268,8 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "sequential":
         notes = [
             *notes,
-            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} layers, one after another",
+            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} "
+            "layers, one after another",
         ]
     return list(notes)
 
@@ -292,11 +295,11 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
     able = in_order([g for g in chosen if g.name not in checked.refused])
     if not able:
-        left = Message(" of what {only=} and {ignore=} leave")
+        scope = Message(" of what {only=} and {ignore=} leave")
         raise BudgetError(
             Message(
-                "nothing in the model{left} can be pruned: {reasons}",
-                left="" if only is None and ignore is None else left,
+                "nothing in the model{scope} can be pruned: {reasons}",
+                scope="" if only is None and ignore is None else scope,
                 reasons=_reasons(calibration),
             )
         )
@@ -304,8 +307,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
 
 
 def _check_run(calibration: Calibration) -> None:
-    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the
-    cut's fault.
+    """Some models take fake tensors but not real ones (whole numbers in a linear layer), which is
+    not the cut's fault.
     """
     inputs = calibration.given[0].inputs
     try:

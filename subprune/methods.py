@@ -67,7 +67,8 @@ _ROWS = (
         "layer-greedy-fs-fd",
         Sequential(),
         GreedyPoolLoss(),
-        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a training set of its own.",
+        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a "
+        "training set of its own.",
     ),
     Method(
         "layer-sampling",
@@ -130,10 +131,10 @@ Part = TypeVar("Part", Target, Selector, Fit)
 
 def tuned(part: Part, **knobs: object) -> Part:
     """The part with those of its knobs turned that were given; one that it lacks is refused."""
-    given: dict[str, Any] = {n: value for n, value in knobs.items() if value is not None}
+    turned: dict[str, Any] = {n: value for n, value in knobs.items() if value is not None}
     known = [f.name for f in fields(part)]
-    for name, value in given.items():
+    for name, value in turned.items():
         if name not in known:
             why = f"{{{name}=}} has no effect with {part.role} {part.name!r}; omit it"
             raise OptionError(Message(why, **{name: value}))
-    return replace(part, **given)
+    return replace(part, **turned)

@@ -1,4 +1,8 @@
-"""All options of `prune`, `forecast` and `guarantees`: declared and checked here, once."""
+"""All options of `prune`, `forecast` and `guarantees`: each is declared here, once.
+
+`Options` checks what can be checked without the model and the data: types, closed sets,
+contradictions. Goals, names of groups and amounts of data are checked where both are known.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +153,7 @@ class Options:
     )
     allocate: AllocatorName | Allocator | None = option(
         None,
-        f"how the goal is shared out over the groups: {', '.join(ALLOCATORS)}; by default the "
+        f"how the goal is divided among the groups: {', '.join(ALLOCATORS)}; by default the "
         "method's own, or balanced",
         **_part("allocate", Allocator, ALLOCATORS),
     )
@@ -198,7 +202,7 @@ class Options:
     )
     cache: str | Path | None = option(
         None,
-        "folder for accuracy curves, which are used again for other targets and after a break",
+        "folder for accuracy curves, which are used again for other goals and after a break",
         panel=_WORK,
         metavar="FOLDER",
         parse=Path,
@@ -260,13 +264,13 @@ class Options:
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "
-        "with a latency as target on the first batch",
+        "with a latency as goal on the first batch",
         panel=_WORK,
         planned=False,  # changes nothing in the result
     )
     progress: bool | Callable[[Step], None] | None = option(
         None,
-        "True, False, a function that gets every step, or None for a bar where somebody looks",
+        "True, False, a function that gets every step, or None for a bar in a terminal or notebook",
         panel=_WORK,
         flag=False,
         planned=False,
@@ -305,7 +309,7 @@ class Options:
 
     @property
     def allocator(self) -> Allocator:
-        """Who shares out the goal."""
+        """Who divides the goal among the groups."""
         if isinstance(self.allocate, Allocator):
             return self.allocate
         return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
@@ -386,7 +390,7 @@ def _check_goal(options: Options) -> None:
     if len(given) != 1:
         raise OptionError(
             Message(
-                "give exactly one target of {goals}; got {given}",
+                "give exactly one goal of {goals}; got {given}",
                 goals=listed(GOALS),
                 given=listed(given, " and ") if given else "none",
             )
@@ -419,7 +423,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says exactly how many units each group keeps, so {round_to=} has no "
-                "say; omit it",
+                "effect; omit it",
                 round_to=options.round_to,
             )
         )
@@ -427,7 +431,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says how many units each group keeps, so there is nothing for "
-                "{allocate=} to share out; omit one of them",
+                "{allocate=} to divide; omit one of them",
                 allocate=options.allocator.name,
             )
         )
@@ -435,8 +439,8 @@ def _check_contradictions(options: Options) -> None:
     if options.keep is not None and shared and not options.allocator.pools_units:
         raise OptionError(
             Message(
-                "{keep=} keeps the same fraction of every group, so {allocate=} has no say; omit "
-                "{allocate:name}, or ask for {compression:name} or {speedup:name} instead",
+                "{keep=} keeps the same fraction of every group, so {allocate=} has no effect; "
+                "omit {allocate:name}, or ask for {compression:name} or {speedup:name} instead",
                 keep=options.keep,
                 allocate=options.allocator.name,
             )

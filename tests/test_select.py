@@ -88,7 +88,7 @@ def test_modules_themselves(case: tuple[nn.Module, Structure]) -> None:
         ("re:(", "not a regular expression"),
         (3, "of type int; allowed is a group name"),
         (int, "of type type; allowed is"),
-        ([nn.Linear(2, 2)], "no module of this model"),
+        ([nn.Linear(2, 2)], "not a module of this model"),
         (nn.LSTM, "the type LSTM, and no module in the model is one; there are .*Linear"),
     ],
 )

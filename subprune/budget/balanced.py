@@ -4,9 +4,9 @@ Error curves are relative to what a layer receives. Where a few tokens carry mos
 language model's massive activations), a handful of units explains nearly all of it, and the
 smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
 curves are those of typical rows: none counts with more than a few times the median energy. Widths
-are the geometric mean of those with the smallest sum of errors and of equal
-fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
-groups of few large units (three heads) are not the first to lose one.
+are the geometric mean of those with the smallest sum of errors and of equal fractions: on ResNet56
+better than either. And no group falls far below its even share, which is rounded up, so that groups
+of few large units (three heads) are not the first to lose one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def by_balance(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the target."""
+    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the goal."""
     even = even_share(groups, cost, limit, rounding)
     cheapest = by_knapsack(groups, curves, cost, limit, rounding)
 
@@ -83,7 +83,7 @@ def by_balance(
 def even_share(
     groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
 ) -> Counts:
-    """The largest common fraction that meets the target, in every group rounded up."""
+    """The largest common fraction that meets the goal, in every group rounded up."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:

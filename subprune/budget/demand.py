@@ -28,7 +28,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Allocator(ABC):
-    """Shares out a goal over the groups: who gives up how much."""
+    """Divides a goal among the groups: who gives up how much."""
 
     role: ClassVar[str] = "allocator"
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class Allocator(ABC):
     pools_units: ClassVar[bool] = False
     # Whether it runs pruned models to see what they answer, which takes long.
     measures_answers: ClassVar[bool] = False
-    # Whether it measures accuracy, which verification data must be there for to be honest.
+    # Whether it measures accuracy, which is honest only on verification data.
     needs_verification: ClassVar[bool] = False
 
     @abstractmethod
@@ -128,5 +128,5 @@ class Demand:
 
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""
-        left = tuple(g for g in self.groups if g.name not in names)
-        return replace(self, setting=replace(self.setting, groups=left))
+        others = tuple(g for g in self.groups if g.name not in names)
+        return replace(self, setting=replace(self.setting, groups=others))

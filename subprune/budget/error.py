@@ -39,7 +39,7 @@ def by_error(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """One threshold on the relative input change for all groups, as small as the target allows."""
+    """One threshold on the relative input change for all groups, as small as the goal allows."""
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
     levels = np.unique(np.concatenate(list(errors.values())))[::-1]
 

@@ -32,10 +32,10 @@ class SampleSize(Allocator):
     looks_at: ClassVar[str] = "sensitivities"
 
     def counts(self, demand: Demand) -> Counts:
-        own = demand.remember(
+        measured = demand.remember(
             "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
         )
-        return by_sampling(demand.groups, own, demand.cost, demand.limit, demand.rounding)
+        return by_sampling(demand.groups, measured, demand.cost, demand.limit, demand.rounding)
 
 
 def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
@@ -61,8 +61,8 @@ def by_sampling(
     """
 
     def expected(group: Group, level: float) -> float:
-        own = sensitivities[group.name]
-        return distinct(own.probabilities, own.draws(10**level, delta))
+        sensitivity = sensitivities[group.name]
+        return distinct(sensitivity.probabilities, sensitivity.draws(10**level, delta))
 
     def at(level: float) -> Counts:
         return {

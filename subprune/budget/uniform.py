@@ -29,7 +29,7 @@ class Uniform(Allocator):
 def equal_fractions(
     groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
 ) -> Counts:
-    """The largest common fraction that meets the target; then single units, narrowest group first."""
+    """The largest common fraction that meets the goal; then single units, narrowest group first."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:

@@ -24,7 +24,10 @@ from subprune.report.versions import VERSION
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="One-shot structured pruning: a smaller dense network in seconds, without labels or fine-tuning.",
+    help=(
+        "One-shot structured pruning: a smaller dense network in seconds, "
+        "without labels or fine-tuning."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -35,7 +38,7 @@ _ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
-_STOPPED = "stopped; no file was left half-written, and the same command goes on where it can"
+_STOPPED = "stopped; no file was left half-written, and the same command resumes where it can"
 
 
 def _version(value: bool) -> None:
@@ -93,7 +96,8 @@ def _explain(error: Exception, args: list[str]) -> None:
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
     _fail(
-        f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above",
+        f"{type(error).__name__}: {error}. This is a bug in subprune; please "
+        "report it with the lines above",
         1,
     )
 

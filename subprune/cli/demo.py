@@ -47,7 +47,8 @@ def demo(
         return
     Console(width=max(out.width, 100)).print(table(rows))
     out.print(
-        f"Models and reports are in [bold]{output}[/bold]; open [bold]{output / 'lenet-4x.html'}[/bold]."
+        f"Models and reports are in [bold]{output}[/bold]; open "
+        f"[bold]{output / 'lenet-4x.html'}[/bold]."
     )
 
 

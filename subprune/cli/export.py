@@ -46,7 +46,8 @@ def export(
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
     if saved.suffix != ".safetensors":
         raise DataError(
-            f"{str(saved)!r} is not a .safetensors file; give one that `subprune prune` or save() wrote"
+            f"{str(saved)!r} is not a .safetensors file; give one that "
+            "`subprune prune` or save() wrote"
         )
     small = load_model(model, saved)
     folder = output or saved.parent

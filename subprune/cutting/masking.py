@@ -1,4 +1,4 @@
-"""The same removal as a cut, but by zeroing: the twin that proves the cut right.
+"""The same removal as a cut, but by zeroing: the twin that a cut is checked against.
 
 Parameters keep their shapes; everything that belongs to a removed unit is zero. Operations that run
 over the units and notice how many there are (norms, means) are computed on the kept positions only.
@@ -44,8 +44,8 @@ def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
     for part in group.parts if chosen.size < group.n_units else ():
         if not result[list(part)].any():
             raise BudgetError(
-                f"group {group.name!r}: one of the units {_short(sorted(part))} at least must stay, "
-                f"since some layer holds no others; got {_short(chosen.tolist())}"
+                f"group {group.name!r}: at least one of the units {_short(sorted(part))} must "
+                f"stay, since some layer holds no others; got {_short(chosen.tolist())}"
             )
     return result
 

@@ -49,7 +49,7 @@ class LeastSquares(Fit):
         return LeastSquares()
 
     def strengths(self) -> Sequence[float]:
-        """Of a ridge toward the old weights, those that are tried."""
+        """The strengths of a ridge toward the old weights that are tried."""
         return (0.0,)
 
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:

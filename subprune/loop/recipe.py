@@ -1,4 +1,7 @@
-"""How a group is treated: three of the four choices. The fourth, who gives up how much, comes first."""
+"""How a group is treated: three of the four choices.
+
+The fourth, who gives up how much, comes first.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Tour:
         self.current.advance(len(self.current.programs[0].ops))
         renewed = tuple(name for pair in self.current.renew.values() for name in pair)
         new = {name: self.current.tensors[name] for name in renewed}
-        self.versions = [{**own, **new} for own in self.versions]
+        self.versions = [{**version, **new} for version in self.versions]
         return renewed
 
     def _note_removed(self, group: Group, kept: Sequence[int]) -> None:

@@ -157,5 +157,5 @@ def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
 
     Then the decision of one changes the statistics of the other.
     """
-    own = {c.use.op for c in group.consumers}
-    return any(c.use.op in own for other in others for c in other.consumers)
+    readers = {c.use.op for c in group.consumers}
+    return any(c.use.op in readers for other in others for c in other.consumers)

@@ -79,16 +79,16 @@ def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextM
 def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
     """What calls of recurrent layers add to the counter's total, which sees some kernels only."""
     more: list[int] = []
-    seen: list[int] = []
+    totals: list[int] = []
 
     def enter(module: nn.Module, args: Any) -> None:
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            seen.append(counter.get_total_flops())
+            totals.append(counter.get_total_flops())
 
     def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        own = recurrent_flops(module, args, kwargs)
-        if own is not None:
-            more.append(own - (counter.get_total_flops() - seen.pop()))
+        flops = recurrent_flops(module, args, kwargs)
+        if flops is not None:
+            more.append(flops - (counter.get_total_flops() - totals.pop()))
 
     hooks = [
         nn.modules.module.register_module_forward_pre_hook(enter),
@@ -147,11 +147,11 @@ def side_by_side(
         for i in range(warmup + repeats):
             if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
                 break
-            for model, own in zip(models, times, strict=True):
+            for model, durations in zip(models, times, strict=True):
                 taken = _one_call(model, inputs)
                 if i >= warmup:
-                    own.append(taken)
-    return tuple(_summary(own) for own in times)
+                    durations.append(taken)
+    return tuple(_summary(durations) for durations in times)
 
 
 def _one_call(model: nn.Module, inputs: Inputs) -> float:

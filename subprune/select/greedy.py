@@ -94,13 +94,13 @@ def follow(
     with _threads(stats):
         state = Elimination(stats, n_units, tolerance)
         floor = NOTHING * state.energy
-        left = max(0.0, state.energy - state.fixed_gain)
+        residual_energy = max(0.0, state.energy - state.fixed_gain)
         gains: list[float] = []
         ranks: list[int] = []
         for unit in order:
             gain, rank = state.add(int(unit))
-            gains.append(min(gain, left) if gain > floor else 0.0)
-            left -= gains[-1]
+            gains.append(min(gain, residual_energy) if gain > floor else 0.0)
+            residual_energy -= gains[-1]
             ranks.append(rank)
     return _result(state, [int(u) for u in order], gains, ranks)
 
@@ -136,18 +136,18 @@ def _run(
     order: list[int] = []
     gains: list[float] = []
     ranks: list[int] = []
-    left = max(0.0, state.energy - state.fixed_gain)  # ‖Y‖² − F(S)
+    residual_energy = max(0.0, state.energy - state.fixed_gain)  # ‖Y‖² − F(S)
     floor = NOTHING * state.energy
     while len(order) < budget:
         candidates = remaining.nonzero().flatten()
         every = state.gains()
-        if float(every[candidates].max()) <= floor or left <= floor:
+        if float(every[candidates].max()) <= floor or residual_energy <= floor:
             order += candidates[: budget - len(order)].tolist()
             break
         unit = _best(state, every, sample(candidates), floor)
         gain, rank = state.add(unit)
-        gain = min(gain, left) if gain > floor else 0.0
-        left -= gain
+        gain = min(gain, residual_energy) if gain > floor else 0.0
+        residual_energy -= gain
         remaining[unit] = False
         order.append(unit)
         gains.append(gain)
@@ -159,13 +159,13 @@ def _run(
 def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -> int:
     """The candidate with the largest gain; close calls are decided on exact gains, ties by number.
 
-    A gain that turns out smaller than it looked is corrected, and the choice made again.
+    A gain that turns out smaller than it looked is corrected, and the choice is repeated.
     """
-    own = gains[candidates]
+    estimates = gains[candidates]
     exact: dict[int, float] = {}
     while True:
-        top = float(own.max())
-        close = (own >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
+        top = float(estimates.max())
+        close = (estimates >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
         for i in close:
             if i not in exact:
                 exact[i] = state.exact_gain(int(candidates[i]))
@@ -175,16 +175,16 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
                 candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
             )
         for i in close:
-            own[i] = exact[i]
+            estimates[i] = exact[i]
 
 
 def _result(
     state: Elimination, order: list[int], gains: list[float], ranks: list[int]
 ) -> KeepOrder:
     """Gains as an error curve, relative to ‖Y‖²."""
-    own = torch.tensor(gains, dtype=torch.float64)
+    steps = torch.tensor(gains, dtype=torch.float64)
     total = state.energy
-    explained = torch.cat([own.new_tensor([min(state.fixed_gain, total)]), own]).cumsum(0)
+    explained = torch.cat([steps.new_tensor([min(state.fixed_gain, total)]), steps]).cumsum(0)
     errors = (1 - explained / total).clamp_min(0) if total > 0 else torch.zeros_like(explained)
     dependent = tuple(unit for unit, gain in zip(order, gains, strict=True) if gain == 0)
-    return KeepOrder(tuple(order), own, errors, tuple(ranks), dependent)
+    return KeepOrder(tuple(order), steps, errors, tuple(ranks), dependent)

@@ -54,7 +54,7 @@ def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
             raise DataError(
                 Message(
                     "BatchNorm statistics cannot be taken on this data ({error}); give larger "
-                    "batches, or leave {batchnorm=}",
+                    "batches, or use {batchnorm=}",
                     error=error,
                     batchnorm="keep",
                 )
@@ -76,7 +76,7 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
     """Operations that normalise by stored statistics of their own: the names of their mean and
     variance.
     """
-    found: dict[int, tuple[str, str]] = {}
+    norms: dict[int, tuple[str, str]] = {}
     for op in program.ops:
         entry = norm(op)
         if entry is None or entry.stored is None or entry.measures(op):
@@ -84,7 +84,7 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
         refs = [argument(op, name) for name in entry.stored]
         names = [program.values[r.id].name for r in refs if isinstance(r, Ref)]
         if len(names) == 2 and all(names):
-            found[op.index] = (names[0], names[1])
-    uses = Counter(found.values())
+            norms[op.index] = (names[0], names[1])
+    uses = Counter(norms.values())
     # a shared one has no single right value
-    return {i: names for i, names in found.items() if uses[names] == 1}
+    return {i: names for i, names in norms.items() if uses[names] == 1}

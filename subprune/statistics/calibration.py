@@ -97,7 +97,8 @@ def _programs(
     for program in known.values():
         if [str(op.func) for op in program.ops] != main:
             raise DataError(
-                "the model takes another path for batches of another shape; give batches that all have the same shape"
+                "the model takes another path for batches of another shape; give batches "
+                "that all have the same shape"
             )
     return programs
 

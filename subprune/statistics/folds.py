@@ -24,8 +24,9 @@ __all__ = ["FoldedStatistics"]
 class FoldedStatistics:
     """One block of a consumer's columns: d columns, m outputs.
 
-    parts: the sums over each fold. weight: None where the target was seen beside the rows; otherwise [d, m], and
-    the target is ``Y = B·W``. gone: [d] bool, columns that were removed with other groups before.
+    parts: the sums over each fold. weight: None where the target was seen beside the
+    rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
+    that were removed with other groups before.
     """
 
     def __init__(

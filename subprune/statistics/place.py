@@ -33,7 +33,7 @@ class Place:
     dense: Run
     # By operation: which inputs of a consumer belonged to units of other groups, removed before.
     removed: Mapping[int, Tensor] = field(default_factory=dict)
-    # The current run before the first operation that sees how many units there are, if there is one.
+    # The current run before the first operation that sees how many units there are, if any does.
     start: Run | None = None
     seed: int = 0
 

@@ -106,8 +106,8 @@ class Statistics:
             self.energy
         ) < float("inf"):
             raise DataError(
-                f"{where}: the statistics overflowed: activations are too large to be multiplied in their "
-                "own precision; run the calibration in float64, or check the model"
+                f"{where}: the statistics overflowed: activations are too large to be multiplied "
+                "in their own precision; run the calibration in float64, or check the model"
             )
 
 

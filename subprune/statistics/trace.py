@@ -17,7 +17,9 @@ __all__ = ["Trace"]
 
 
 class Trace:
-    """What passes a group's consumers during an advance of a run: inputs, and outputs without bias."""
+    """What passes a group's consumers during an advance of a run:
+    inputs, and outputs without bias.
+    """
 
     def __init__(
         self,

@@ -83,9 +83,11 @@ class Builder:
                 self.members[g].append(key)
         self.narrow: dict[int, list[tuple[int, int, int, Ids]]] = defaultdict(list)
         for reduction in self.flow.reductions:
-            for dim, found in reduction.dims:
-                for g in labelled.groups_of(found[0]):
-                    self.narrow[g].append((reduction.op, reduction.value, dim, self.root[found[0]]))
+            for dim, labels in reduction.dims:
+                for g in labelled.groups_of(labels[0]):
+                    self.narrow[g].append(
+                        (reduction.op, reduction.value, dim, self.root[labels[0]])
+                    )
         self.heads = {
             int(x) for ids in self.flow.space.batch for x in np.unique(self.label[self.root[ids]])
         }
@@ -95,7 +97,7 @@ class Builder:
 
     def groups(self) -> tuple[Group, ...]:
         """All groups, in the order in which their units are first made."""
-        found: list[Group] = []
+        groups: list[Group] = []
         taken: set[str] = set()
         order = []
         for g, keys in self.members.items():
@@ -106,8 +108,8 @@ class Builder:
             group = self._group(g, first, made_keys, taken)
             taken.add(group.name)
             self.names[g] = (group.name, group.n_units)
-            found.append(group)
-        return tuple(found)
+            groups.append(group)
+        return tuple(groups)
 
     def span(self, ids: Ids) -> Span:
         """Length of a dimension with these ids, as a function of the kept units."""

@@ -49,7 +49,8 @@ def flop_terms(flow: Flow, owner: Callable[[Ids], Span]) -> tuple[Term, ...]:
             continue
         if op.flops % unit:
             raise StructureError(
-                f"{op.where}: {op.flops} operations are not a multiple of its dimensions; report this"
+                f"{op.where}: {op.flops} operations are not a multiple of "
+                "its dimensions; report this"
             )
         terms += [
             Term(op.index, op.flops // unit, tuple(span(p) for p in places)) for places in products

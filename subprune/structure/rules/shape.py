@@ -178,8 +178,8 @@ def rearrange(flow: Flow, op: Op) -> None:
         order = list(range(rank))
         order.insert(argument(op, "dim") % (rank + 1), None)
     elif op.kind == "squeeze":
-        given = argument(op, "dim")
-        chosen = range(rank) if given is None else given
+        asked = argument(op, "dim")
+        chosen = range(rank) if asked is None else asked
         gone = {
             d % rank for d in ([chosen] if isinstance(chosen, int) else chosen) if shape[d] == 1
         }
