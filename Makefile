@@ -43,6 +43,7 @@ quick: lint
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 types: setup
 	$(BIN)/mypy

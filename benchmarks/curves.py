@@ -22,7 +22,7 @@ from subprune.data.batches import batches
 from subprune.loop.looks import curves
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
-from subprune.measure.figures import accuracy
+from subprune.measure.measurements import accuracy
 from subprune.methods import find_method
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration

@@ -19,7 +19,7 @@ from subprune.errors import SubpruneError
 from subprune.zoo.datasets import Images, load
 from subprune.zoo.models import LeNet
 from subprune_paper import compiled
-from subprune_paper.training import Recipe, finetune_recipe, fit
+from subprune_paper.training import TrainingRecipe, finetune_recipe, fit
 
 WIDTHS = ((6, 16, 120, 84), (2, 10, 94, 59), (1, 5, 49, 21), (6, 2, 24, 13), (2, 1, 10, 8))
 """The dense network, and budgets about those of the lenet-mnist grid at c = 2, 8, 32 and 128."""
@@ -36,7 +36,7 @@ def lenet(conv1: int, conv2: int, fc1: int, fc2: int) -> LeNet:
     return model
 
 
-def seconds(widths: tuple[int, int, int, int], images: Images, plan: Recipe) -> float:
+def seconds(widths: tuple[int, int, int, int], images: Images, plan: TrainingRecipe) -> float:
     """Of one epoch."""
     torch.manual_seed(0)
     return fit(lenet(*widths), images, plan, seed=0)[0].seconds

@@ -16,10 +16,10 @@ from workloads import IMAGES, Place, _paper_layers
 
 import subprune
 from subprune.data.batches import batches
-from subprune.measure.figures import count_parameters
+from subprune.measure.measurements import count_parameters
 from subprune.statistics.batchnorm import recalibrate
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import load
+from subprune.zoo.evaluation import count_correct
 
 # what the committed rows named "default" were made with
 PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}
@@ -70,10 +70,14 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
         ratio = _ratio(cut, size / compression, name)
         seconds, small = timed(lambda cut=cut, ratio=ratio: cut(ratio))
         found.append(_row(f"Torch-Pruning, {name}", seconds, small, test, size))
-        anew, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
+        renewal, _ = timed(lambda small=small: recalibrate(small, batches(images, small, None)))
         found.append(
             _row(
-                f"Torch-Pruning, {name}, BatchNorm re-estimated", seconds + anew, small, test, size
+                f"Torch-Pruning, {name}, BatchNorm re-estimated",
+                seconds + renewal,
+                small,
+                test,
+                size,
             )
         )
     return found

@@ -13,9 +13,10 @@ from workloads import RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.select.greedy import greedy
+from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.columns import ColumnMap
 from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products
-from subprune.statistics.statistics import ColumnMap, ConsumerStatistics
 from subprune.zoo.models import build
 
 REPEATS = 3

@@ -42,7 +42,7 @@ def measure(case: str) -> dict[str, Any]:
     """Find the groups of one case twice. PyTorch's own lazy imports (its compiler) are timed apart."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from subprune.structure import find_groups
+    from subprune.structure.analysis import find_groups
 
     model, example = build(case)
     start = time.perf_counter()

@@ -20,14 +20,15 @@ import subprune
 from subprune.data.batches import batches
 from subprune.loop.tour import in_order
 from subprune.select.greedy import greedy
+from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.consumers import column_map
+from subprune.statistics.columns import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.place import Place as Stand
-from subprune.statistics.statistics import ConsumerStatistics, Statistics
+from subprune.statistics.statistics import Statistics
 from subprune.statistics.targets import Layer
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights
@@ -281,7 +282,7 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
 
 def linear_statistics(rows: int, d: int, m: int) -> Measured:
     """Statistics and order of a linear layer seen at `rows` rows."""
-    from subprune.statistics.statistics import ColumnMap
+    from subprune.statistics.columns import ColumnMap
 
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(rows, d, generator=generator), torch.randn(m, d, generator=generator)

@@ -1,4 +1,4 @@
-"""What taking BatchNorm's statistics anew from 512 images does to networks with nothing pruned.
+"""What re-estimating BatchNorm's statistics on 512 images does to networks with nothing pruned.
 
     python experiments/batchnorm_control.py --data-dir DATA --models-dir MODELS
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from subprune.data.batches import batches
 from subprune.statistics.batchnorm import recalibrate
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import calibration_batches, load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights
 from subprune_paper.augmentation import augment

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from subprune.guarantees import Guarantees, guarantees
 from subprune.statistics.patches import Convolution, conv_rows, random_rows
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 from subprune.zoo.datasets import Images, calibration_batches, load
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights

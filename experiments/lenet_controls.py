@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.measure.figures import count_parameters
-from subprune.zoo.accuracy import count_correct
+from subprune.measure.measurements import count_parameters
 from subprune.zoo.datasets import Images, calibration_batches, load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 from subprune_paper.tables import write_csv
 from subprune_paper.training import finetune_recipe, fit

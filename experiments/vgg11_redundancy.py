@@ -15,7 +15,7 @@ import itertools
 import math
 from pathlib import Path
 
-from subprune.measure.figures import count_parameters
+from subprune.measure.measurements import count_parameters
 from subprune.zoo.models import build
 
 TABLE = Path(__file__).resolve().parent / "data" / "paper_gamma_tables.csv"

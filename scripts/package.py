@@ -4,7 +4,7 @@ clean environment, and try them there.
     .venv/bin/python scripts/package.py [--folder build/package]
 
 The wheels are built from the sdists, so both are tested. They are installed with ``--no-deps``, and
-the packages they need come from the environment this script runs in: installing torch anew would
+the packages they need come from the environment this script runs in: installing torch again would
 fetch gigabytes and might pick another build. What is declared in a wheel is compared with what is
 there instead.
 """

@@ -2,20 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from subprune.api import forecast, prune
+from subprune.api import forecast, method, prune
 from subprune.cutting.masking import mask
 from subprune.cutting.surgery import cut
-from subprune.inspection import Inspection, inspect
 from subprune.io.export import export
 from subprune.io.storage import load, save
-from subprune.methods import METHODS, Method, method
-from subprune.report import Report
+from subprune.methods import METHODS, Method
+from subprune.report.figures import Report
 from subprune.report.forecast import Forecast
+from subprune.report.inspection import Inspection, inspect
+from subprune.report.versions import VERSION
 from subprune.result import Result
 from subprune.select.selector import Ranking, View
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "METHODS",

@@ -1,6 +1,6 @@
 """``python -m subprune``: the command line."""
 
-from subprune.cli import main
+from subprune.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,16 @@
-"""`prune`, the whole way on one screen, and `forecast`, its first half."""
+"""`prune`, the whole way on one screen, `forecast`, its first half, and `method`, which adds one."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
@@ -18,12 +19,13 @@ from subprune.cutting.model_config import sync_config
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
-from subprune.errors import BudgetError, DataError, StructureError
+from subprune.errors import BudgetError, DataError, OptionError, StructureError, closest
 from subprune.keywords import takes
 from subprune.loop.tour import in_order
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
+from subprune.methods import METHODS, Method
 from subprune.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
@@ -31,14 +33,17 @@ from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
-from subprune.select.selector import Setting
+from subprune.select.selector import Answer, Function, Setting, View
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
+from subprune.statistics.targets import TARGETS, Target
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
 
-__all__ = ["Result", "forecast", "prune"]
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group
+
+__all__ = ["Result", "forecast", "method", "prune"]
 
 
 @takes(Options)
@@ -67,7 +72,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         groups = len(options.budgets or demand.groups)
         steps = {"pruning": groups, "measuring": 2 if verify is None else 3}
         tick.plan(budgets=demand.steps(), **steps)
-        done, left, small, eager = _walk_and_cut(demand, options, tick, watch)
+        done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
         calibration = demand.calibration
         done.notes[:0] = ready.notes
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
@@ -76,7 +81,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         return make_result(
             calibration,
             small,
-            left,
+            pruned,
             done,
             options,
             watch=watch,
@@ -118,7 +123,7 @@ def _stages(options: Options) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Ready:
-    """Everything that is known before the target is shared out."""
+    """Everything that is known before the goal is divided among the groups."""
 
     demand: Demand
     notes: Sequence[str]  # about cuts that were tried
@@ -130,10 +135,10 @@ def _ready(
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
     tick("reading data")
-    given = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
+    inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
-    calibration = Calibration.of(model, given.batches, options.recipe.fit.parts)
+    calibration = Calibration.of(model, inputs.batches, options.recipe.fit.parts)
     tick("trying the cuts")
     checked = _groups(calibration, options)
     watch.lap("structure")
@@ -143,7 +148,7 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, given.remarks)
+    return _Ready(demand, checked.notes, inputs.remarks)
 
 
 def _more(
@@ -183,9 +188,10 @@ def _demand(
 def _walk_and_cut(
     demand: Demand, options: Options, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
-    """Walk, then cut and check. Groups that turn out not to be cut to the chosen widths are left
-    whole, and the walk is made again without them: those after them were fitted to what they
-    gave.
+    """Walk, then cut and check.
+
+    Groups that turn out impossible to cut to the chosen widths are left whole, and the walk is
+    repeated without them: those after them were fitted to what they gave.
     """
     tick.enter("budgets")
     counts = _counts(demand)
@@ -193,31 +199,32 @@ def _walk_and_cut(
     notes: list[str] = []
     while True:
         tick.enter("pruning")
-        done, left = _walk(demand, counts, options, tick)
+        done, pruned = _walk(demand, counts, options, tick)
         watch.lap("pruning")
         tick.enter("check")
         tick("cutting and checking")
-        small, eager, said = _realise(demand.calibration, done)
+        small, eager, outcome = _realise(demand.calibration, done)
         watch.lap("check")
-        if not isinstance(said, dict):
-            done.notes += [*notes, *said]
-            return done, left, small, eager
+        if not isinstance(outcome, dict):
+            done.notes += [*notes, *outcome]
+            return done, pruned, small, eager
         notes += [
-            f"left whole: {name} cannot be cut to this width, {why}" for name, why in said.items()
+            f"left whole: {name} cannot be cut to this width, {why}"
+            for name, why in outcome.items()
         ]
-        counts, demand, missed = _without(demand, counts, said)
-        notes += [Message("target missed: {missed}", missed=missed)] if missed else []
+        counts, demand, missed = _without(demand, counts, outcome)
+        notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
 
 def _counts(demand: Demand) -> dict[str, int]:
-    """The goal, shared out over the groups."""
+    """The goal, divided among the groups."""
     return demand.counts() if demand.goal.latency is None else by_latency(demand)
 
 
 def _without(
     demand: Demand, counts: dict[str, int], failed: Mapping[str, str]
 ) -> tuple[dict[str, int], Demand, str]:
-    """The goal shared out over the other groups.
+    """The goal divided among the other groups.
 
     If they cannot meet it, the widths they had, and why.
     """
@@ -263,7 +270,8 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "sequential":
         notes = [
             *notes,
-            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} layers, one after another",
+            f"BatchNorm statistics re-estimated in {len(done.renewed) // 2} "
+            "layers, one after another",
         ]
     return list(notes)
 
@@ -289,11 +297,11 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
     able = in_order([g for g in chosen if g.name not in checked.refused])
     if not able:
-        left = Message(" of what {only=} and {ignore=} leave")
+        scope = Message(" of what {only=} and {ignore=} leave")
         raise BudgetError(
             Message(
-                "nothing in the model{left} can be pruned: {reasons}",
-                left="" if only is None and ignore is None else left,
+                "nothing in the model{scope} can be pruned: {reasons}",
+                scope="" if only is None and ignore is None else scope,
                 reasons=_reasons(calibration),
             )
         )
@@ -301,8 +309,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
 
 
 def _check_run(calibration: Calibration) -> None:
-    """Fake tensors are taken where real ones are not (whole numbers by a linear layer): not the
-    cut's fault.
+    """Some models take fake tensors but not real ones (whole numbers in a linear layer), which is
+    not the cut's fault.
     """
     inputs = calibration.given[0].inputs
     try:
@@ -347,3 +355,51 @@ def _realise(
 
     # Where the few inputs show nothing wrong, nobody in particular is to blame: all are.
     return cut.model, cut.eager, blame(kept, problem) or dict.fromkeys(kept, cut.match.problem)
+
+
+def method(
+    name: str,
+    *,
+    target: str | Target = "sequential",
+    allocate: str | None = None,
+    labels: bool = False,
+    train_data: bool = False,
+    runs: bool = True,
+) -> Callable[[Callable[[View], Answer]], Callable[[View], Answer]]:
+    """Register a ranking function as a method: ``@subprune.method("my-method")``.
+
+    The function gets a `View` of one group and returns its units, best first. `target` says what
+    the layers should give, `allocate` how a goal is shared out; `labels` and `train_data` are True
+    where it needs labelled inputs or a labelled pool to draw from. With ``runs=False`` it sees
+    statistics only, and groups may be ranked side by side.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise OptionError(
+            f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}'
+        )
+    if isinstance(target, str):
+        _check_choice(name, "target", target, TARGETS)
+        target = TARGETS[target]
+    if allocate is not None:
+        _check_choice(name, "allocate", allocate, ALLOCATORS)
+
+    def register(function: Callable[[View], Answer]) -> Callable[[View], Answer]:
+        if not callable(function):
+            raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
+        if name in METHODS:
+            raise OptionError(f"there is a method named {name!r} already; choose another name")
+        summary = (function.__doc__ or "").strip().split("\n")[0]
+        selector = Function(function, labels=labels, pool=train_data, runs=runs)
+        METHODS[name] = Method(name, target, selector, summary, allocate)
+        return function
+
+    return register
+
+
+def _check_choice(name: str, option: str, value: object, allowed: Iterable[str]) -> None:
+    names = list(allowed)
+    if value not in names:
+        near = closest(str(value), names)
+        raise OptionError(
+            f"method {name!r}: {option}={value!r}: {near}allowed are {', '.join(names)}"
+        )

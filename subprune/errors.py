@@ -42,7 +42,7 @@ class OptionError(SubpruneError, ValueError):
 
 
 class BudgetError(OptionError):
-    """A budget or a target that cannot be met."""
+    """A budget or a goal that cannot be met."""
 
 
 class DataError(SubpruneError, ValueError):

@@ -151,19 +151,19 @@ def takes(
 
 
 def _signature(function: Callable[..., Any], table: Mapping[str, Option]) -> inspect.Signature:
-    own = inspect.signature(function)
-    parameters = [own.parameters[name] for name in ("model", "data")]
+    signature = inspect.signature(function)
+    parameters = [signature.parameters[name] for name in ("model", "data")]
     parameters += [
         inspect.Parameter(
             o.name, inspect.Parameter.KEYWORD_ONLY, default=o.default, annotation=o.kind
         )
         for o in table.values()
     ]
-    return own.replace(parameters=parameters)
+    return signature.replace(parameters=parameters)
 
 
 def _check_names(
-    function: str, known: Mapping[str, Option], args: tuple[Any, ...], given: Mapping[str, Any]
+    function: str, known: Mapping[str, Option], args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> None:
     """Unknown keywords are refused with the nearest known one, not by a bare TypeError."""
     if len(args) > 2:
@@ -171,7 +171,7 @@ def _check_names(
             f"{function} takes the model and the data, and everything else by name, such as "
             f"compression=2; got {args[2]!r:.80} as a third"
         )
-    for name in given:
+    for name in keywords:
         if name not in known and name not in ("model", "data"):
             hint = closest(name, known)
             raise OptionError(f"unknown option {name!r}: {hint}allowed are {', '.join(known)}")

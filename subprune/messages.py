@@ -1,6 +1,6 @@
 """Text that speaks of options, and the three ways to spell them.
 
-Python says ``ridge=0.5``, the command line ``--ridge 0.5`` and a configuration file ``ridge = 0.5``.
+Python says ``ridge=0.5``, the command line ``--ridge 0.5``, a configuration file ``ridge = 0.5``.
 A `Message` keeps the options that it speaks of apart from its words, so that each front end can
 spell them in its own way:
 
@@ -146,8 +146,8 @@ def _filled(template: str, parts: Mapping[str, Any], spelling: Spelling) -> str:
             continue
         name = field.removesuffix("=")
         if field != name:
-            given = name in parts
-            text += spelling.given(name, parts[name]) if given else spelling.bare(name)
+            has_value = name in parts
+            text += spelling.given(name, parts[name]) if has_value else spelling.bare(name)
         elif layout == "name":
             text += spelling.name(name)
         elif layout == "item":

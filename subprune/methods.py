@@ -6,11 +6,9 @@ it takes to use it by name everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from subprune.budget.allocators import ALLOCATORS
 from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
@@ -18,11 +16,11 @@ from subprune.messages import Message
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
-from subprune.select.selector import Answer, Function, Selector, View
+from subprune.select.selector import Selector
 from subprune.select.sensitivity import Sampling
-from subprune.statistics.targets import TARGETS, Asymmetric, Layer, Sequential, Target
+from subprune.statistics.targets import Asymmetric, Layer, Sequential, Target
 
-__all__ = ["METHODS", "Method", "find_method", "method", "tuned"]
+__all__ = ["METHODS", "Method", "find_method", "tuned"]
 
 DEFAULT_FIT = "ridge"
 
@@ -69,7 +67,8 @@ _ROWS = (
         "layer-greedy-fs-fd",
         Sequential(),
         GreedyPoolLoss(),
-        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a training set of its own.",
+        "Greedy on the loss, as layer-greedy-fs, with batches drawn from a "
+        "training set of its own.",
     ),
     Method(
         "layer-sampling",
@@ -113,54 +112,6 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 """By name, with those that were registered."""
 
 
-def method(
-    name: str,
-    *,
-    target: str | Target = "sequential",
-    allocate: str | None = None,
-    labels: bool = False,
-    train_data: bool = False,
-    runs: bool = True,
-) -> Callable[[Callable[[View], Answer]], Callable[[View], Answer]]:
-    """Register a ranking function as a method: ``@subprune.method("my-method")``.
-
-    The function gets a `View` of one group and returns its units, best first. `target` says what
-    the layers should give, `allocate` how a goal is shared out; `labels` and `train_data` are True
-    where it needs labelled inputs or a labelled pool to draw from. With ``runs=False`` it sees
-    statistics only, and groups may be ranked side by side.
-    """
-    if not isinstance(name, str) or not name.strip():
-        raise OptionError(
-            f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}'
-        )
-    if isinstance(target, str):
-        _check_choice(name, "target", target, TARGETS)
-        target = TARGETS[target]
-    if allocate is not None:
-        _check_choice(name, "allocate", allocate, ALLOCATORS)
-
-    def register(function: Callable[[View], Answer]) -> Callable[[View], Answer]:
-        if not callable(function):
-            raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
-        if name in METHODS:
-            raise OptionError(f"there is a method named {name!r} already; choose another name")
-        summary = (function.__doc__ or "").strip().split("\n")[0]
-        selector = Function(function, labels=labels, pool=train_data, runs=runs)
-        METHODS[name] = Method(name, target, selector, summary, allocate)
-        return function
-
-    return register
-
-
-def _check_choice(name: str, option: str, value: object, allowed: Iterable[str]) -> None:
-    names = list(allowed)
-    if value not in names:
-        near = closest(str(value), names)
-        raise OptionError(
-            f"method {name!r}: {option}={value!r}: {near}allowed are {', '.join(names)}"
-        )
-
-
 def find_method(name: str) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if name not in METHODS:
@@ -180,10 +131,10 @@ Part = TypeVar("Part", Target, Selector, Fit)
 
 def tuned(part: Part, **knobs: object) -> Part:
     """The part with those of its knobs turned that were given; one that it lacks is refused."""
-    given: dict[str, Any] = {n: value for n, value in knobs.items() if value is not None}
+    turned: dict[str, Any] = {n: value for n, value in knobs.items() if value is not None}
     known = [f.name for f in fields(part)]
-    for name, value in given.items():
+    for name, value in turned.items():
         if name not in known:
             why = f"{{{name}=}} has no effect with {part.role} {part.name!r}; omit it"
             raise OptionError(Message(why, **{name: value}))
-    return replace(part, **given)
+    return replace(part, **turned)

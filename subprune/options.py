@@ -1,8 +1,12 @@
-"""All options of `subprune.prune` and `subprune.forecast`: declared and checked here, once."""
+"""All options of `prune`, `forecast` and `guarantees`: each is declared here, once.
+
+`Options` checks what can be checked without the model and the data: types, closed sets,
+contradictions. Goals, names of groups and amounts of data are checked where both are known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +19,19 @@ from subprune.budget.goal import Goal, amount
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS, FitName
-from subprune.keywords import Option, check_kind, must_be, option, options_of
+from subprune.keywords import Option, check_kind, must_be, option, options_of, same
 from subprune.loop.recipe import Recipe
 from subprune.messages import KEYWORDS, Message, listed
-from subprune.methods import find_method, tuned
+from subprune.methods import DEFAULT_FIT, find_method, tuned
 from subprune.progress import Step
+from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
 from subprune.statistics.targets import TARGETS, Patches, Target, TargetName
 from subprune.structure.choose import as_items
 
-__all__ = ["GOALS", "OPTIONS", "Options"]
+__all__ = ["GOALS", "OPTIONS", "GuaranteeOptions", "Options"]
 
 GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
 """What is asked for; a call gives exactly one of them."""
@@ -148,7 +153,7 @@ class Options:
     )
     allocate: AllocatorName | Allocator | None = option(
         None,
-        f"how the goal is shared out over the groups: {', '.join(ALLOCATORS)}; by default the "
+        f"how the goal is divided among the groups: {', '.join(ALLOCATORS)}; by default the "
         "method's own, or balanced",
         **_part("allocate", Allocator, ALLOCATORS),
     )
@@ -203,7 +208,7 @@ class Options:
     )
     cache: str | Path | None = option(
         None,
-        "folder for accuracy curves, which are used again for other targets and after a break",
+        "folder for accuracy curves, which are used again for other goals and after a break",
         panel=_WORK,
         metavar="FOLDER",
         parse=Path,
@@ -265,13 +270,13 @@ class Options:
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "
-        "with a latency as target on the first batch",
+        "with a latency as goal on the first batch",
         panel=_WORK,
         planned=False,  # changes nothing in the result
     )
     progress: bool | Callable[[Step], None] | None = option(
         None,
-        "True, False, a function that gets every step, or None for a bar where somebody looks",
+        "True, False, a function that gets every step, or None for a bar in a terminal or notebook",
         panel=_WORK,
         flag=False,
         planned=False,
@@ -312,7 +317,7 @@ class Options:
 
     @property
     def allocator(self) -> Allocator:
-        """Who shares out the goal."""
+        """Who divides the goal among the groups."""
         if isinstance(self.allocate, Allocator):
             return self.allocate
         return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
@@ -393,7 +398,7 @@ def _check_goal(options: Options) -> None:
     if len(given) != 1:
         raise OptionError(
             Message(
-                "give exactly one target of {goals}; got {given}",
+                "give exactly one goal of {goals}; got {given}",
                 goals=listed(GOALS),
                 given=listed(given, " and ") if given else "none",
             )
@@ -441,7 +446,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says exactly how many units each group keeps, so {round_to=} has no "
-                "say; omit it",
+                "effect; omit it",
                 round_to=options.round_to,
             )
         )
@@ -449,7 +454,7 @@ def _check_contradictions(options: Options) -> None:
         raise OptionError(
             Message(
                 "{budgets=} says how many units each group keeps, so there is nothing for "
-                "{allocate=} to share out; omit one of them",
+                "{allocate=} to divide; omit one of them",
                 allocate=options.allocator.name,
             )
         )
@@ -457,8 +462,8 @@ def _check_contradictions(options: Options) -> None:
     if options.keep is not None and shared and not options.allocator.pools_units:
         raise OptionError(
             Message(
-                "{keep=} keeps the same fraction of every group, so {allocate=} has no say; omit "
-                "{allocate:name}, or ask for {compression:name} or {speedup:name} instead",
+                "{keep=} keeps the same fraction of every group, so {allocate=} has no effect; "
+                "omit {allocate:name}, or ask for {compression:name} or {speedup:name} instead",
                 keep=options.keep,
                 allocate=options.allocator.name,
             )
@@ -479,3 +484,51 @@ def _check_call(options: Options) -> None:
         raise OptionError(must_be("forward", allowed, options.forward))
     if options.cache is not None and not isinstance(options.cache, str | Path):
         raise OptionError(must_be("cache", "a folder", options.cache))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GuaranteeOptions:
+    """What `subprune.guarantees` is to prove, and for which selection."""
+
+    target: TargetName = option(
+        "layer",
+        "the model that is looked at: the dense one, or one that is pruned group after group on "
+        "the way, which needs one share, or budgets",
+    )
+    keep: float | Sequence[float] = option(
+        (0.25, 0.5, 0.75), "shares of the units of every group for which bounds are given"
+    )
+    budgets: Mapping[str, int] | None = same(Options, "budgets")
+    only: Any = same(Options, "only")
+    ignore: Any = same(Options, "ignore")
+    patches: Patches = same(Options, "patches")
+    ridge: float | None = same(Options, "ridge")
+    folds: int | None = same(Options, "folds")
+    n_samples: int | None = same(Options, "n_samples")
+    forward: Callable[[Any], Any] | None = same(Options, "forward")
+    seed: int = same(Options, "seed")
+    double: bool = option(
+        True,
+        "compute in float64, on a copy; otherwise in the model's own precision, with wider margins "
+        "for rounding",
+    )
+    progress: bool | Callable[[Step], None] | None = same(Options, "progress")
+
+    def __post_init__(self) -> None:
+        for o in options_of(GuaranteeOptions).values():
+            check_kind(o, getattr(self, o.name))
+        _ = self.recipe  # refuses values that its parts do not take
+        if self.target != "layer" and self.budgets is None and len(self.shares) != 1:
+            why = "{target=} prunes on the way: give one share, as in {keep=}, or {budgets=}"
+            raise OptionError(Message(why, target=self.target, keep=0.5))
+
+    @property
+    def recipe(self) -> Recipe:
+        """Plain greedy on the target; folds also say where random patches are taken."""
+        fit = tuned(FITS[DEFAULT_FIT], ridge=self.ridge, folds=self.folds)
+        return Recipe(tuned(TARGETS[self.target], patches=self.patches), Greedy(), fit)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of units to look at."""
+        return (self.keep,) if isinstance(self.keep, int | float) else tuple(self.keep)

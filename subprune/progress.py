@@ -81,7 +81,7 @@ def progress_bar(
 ) -> Iterator[Progress]:
     """Progress through stages of so many steps; complete when the block ends without an error.
 
-    `progress` is None (a bar where somebody looks), True, False, or a function that gets every
+    `progress` is None (a bar in a terminal or notebook), True, False, or a function that gets every
     `Step`.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):

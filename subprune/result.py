@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -17,24 +14,25 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
-from subprune.io.storage import describe_inputs
-from subprune.loop.walk import Walk
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.measure.compare import Comparison, Tally, compare
-from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message
-from subprune.options import Options
 from subprune.plan import HISTORY, Plan, history_of
-from subprune.report import GuaranteeLine, Layer, Report
+from subprune.program.shapes import describe_inputs
+from subprune.report.figures import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
+from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
+    from subprune.loop.walk import Walk
+    from subprune.measure.stopwatch import Stopwatch
+    from subprune.options import Options
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Group
 
-__all__ = ["Result", "library_versions", "make_result"]
+__all__ = ["Result", "make_result"]
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,18 @@ class Result:
     def _check_same(self, found: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
-        own = {
+        expected = {
             "target": plan.target,
             "data": plan.data,
             "patches": plan.options.get("patches", "all"),
         }
-        if own["patches"] == "random":
-            own["seed"] = plan.options.get("seed", 0)
-        if own["target"] != "layer":
-            own["ridge"] = plan.options.get("ridge", 0.0)
+        if expected["patches"] == "random":
+            expected["seed"] = plan.options.get("seed", 0)
+        if expected["target"] != "layer":
+            expected["ridge"] = plan.options.get("ridge", 0.0)
         differing = [
             f"{name}={getattr(found, name)!r} there, {x!r} here"
-            for name, x in own.items()
+            for name, x in expected.items()
             if getattr(found, name) != x
         ]
         if found.target != "layer":  # then every group depends on what the groups before have kept
@@ -92,22 +90,10 @@ class Result:
             )
         if differing:
             raise OptionError(
-                f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
+                f"the guarantees are about another selection ({'; '.join(differing)}): compute "
+                "them with the same data, n_samples, patches, ridge, seed and target, and with "
+                "budgets=result.plan.counts"
             )
-
-
-def library_versions() -> dict[str, str]:
-    """What the result was made with."""
-    from subprune import __version__
-
-    return {
-        "subprune": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "safetensors": str(safetensors.__version__),
-        "python": platform.python_version(),
-    }
 
 
 def make_result(
@@ -214,11 +200,13 @@ def _compared(
 def _remarks(
     plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
 ) -> Iterator[str]:
-    """What came out otherwise than asked for, or was measured on other data than one would think."""
+    """What differs from what was asked for, or was measured on data that one would not expect."""
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
-        if said := missed(options.keep, units, plan.counts, together=options.allocator.pools_units):
-            yield said
+        if remark := missed(
+            options.keep, units, plan.counts, together=options.allocator.pools_units
+        ):
+            yield remark
     if verify is None and options.allocator.needs_verification:
         yield Message(
             "budgets by equal accuracy were measured on the calibration data, which flatters; give "
@@ -236,7 +224,7 @@ def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str
     return calibration.structure.left_whole({g.name for g in pruned})
 
 
-def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
+def layers(calibration: Calibration, small: nn.Module) -> tuple[LayerWidth, ...]:
     """Layers with a weight matrix in the order they run, with their widths before and after."""
     program = calibration.structure.program
     before = dict(calibration.model.named_parameters())
@@ -246,15 +234,17 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[Layer, ...]:
     made = {c.use.weight: c.use.out_dim for g in calibration.structure.groups for c in g.consumers}
     for g in calibration.structure.groups:
         made.update({s.tensor: s.dim for s in g.slots if s.role == "producer"})
-    found: list[Layer] = []
+    rows: list[LayerWidth] = []
     for name in order:
         if name not in before or before[name].ndim < 2:
             continue
         owner = name.rpartition(".")[0]
         kind = type(calibration.model.get_submodule(owner)).__name__
         dim = made.get(name, 1 if kind in ("Embedding", "EmbeddingBag") else 0)
-        found.append(Layer(owner or name, kind, before[name].shape[dim], after[name].shape[dim]))
-    return tuple(found)
+        rows.append(
+            LayerWidth(owner or name, kind, before[name].shape[dim], after[name].shape[dim])
+        )
+    return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -298,7 +288,7 @@ def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) 
         notes = () if asked is None else (LatencyGoal(asked).verdict(a, b),)
         return _Timing((a, b), batch.size, notes)
     try:
-        found = measure.side_by_side(
+        latencies = measure.side_by_side(
             models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS
         )
     except Exception as error:  # a model that takes whole batches only
@@ -307,4 +297,4 @@ def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) 
             "the first batch"
         )
         return _Timing(notes=(Message(words, kind=type(error).__name__, time_calls=True),))
-    return _Timing(found, 1)
+    return _Timing(latencies, 1)

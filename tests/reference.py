@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subprune.statistics.statistics import Accumulator, Statistics
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.statistics import Statistics
 
 SetFunction = Callable[[Iterable[int]], float]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from subprune.cli import main
+from subprune.cli.app import main
 
 __all__ = ["Run", "Shown", "runner"]
 

@@ -13,7 +13,8 @@ import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
 from subprune.methods import METHODS
-from subprune.statistics.batchnorm import pooled, recalibrate
+from subprune.statistics.batchnorm import recalibrate
+from subprune.statistics.moments import pooled
 from subprune.zoo.models import build
 
 NET = NETS["plain"]

@@ -1,4 +1,4 @@
-"""Budget rules: targets met, largest model within, curves against plain evaluation, cache."""
+"""Budget rules: goals met, largest model within, curves against plain evaluation, cache."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from subprune.budget.accuracy import (
 from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Goal, Limit, Rounding
-from subprune.budget.knapsack import by_knapsack
+from subprune.budget.hulls import by_knapsack
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
 from subprune.loop.looks import curves
 from subprune.loop.tour import in_order
-from subprune.measure.figures import accuracy, agreement, count_parameters
-from subprune.select.greedy import KeepOrder
+from subprune.measure.measurements import accuracy, agreement, count_parameters
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
@@ -246,21 +246,21 @@ def test_what_accuracy_was_measured_on_is_said(
         assert any("no accuracy was measured: verify_data has no labels" in n for n in report.notes)
 
 
-# ---- targets -------------------------------------------------------------------------------------
+# ---- goals ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("target", [{"compression": 2}, {"compression": 8.3}, {"speedup": 3}])
+@pytest.mark.parametrize("goal", [{"compression": 2}, {"compression": 8.3}, {"speedup": 3}])
 @pytest.mark.parametrize("round_to", [1, 4])
 def test_every_rule_gives_the_largest_model_within(
     lenet: nn.Module,
     labelled: tuple[Tensor, Tensor],
     rule: str,
-    target: dict[str, float],
+    goal: dict[str, float],
     round_to: int,
 ) -> None:
     calibration = Calibration.of(lenet, batches((labelled[0][:100], labelled[1][:100]), lenet))
-    demand = demand_of(calibration, rule, Goal(**target), Rounding(round_to))
+    demand = demand_of(calibration, rule, Goal(**goal), Rounding(round_to))
     counts = demand.shared_out()
     size = demand.limit.size(demand.cost, counts)
     assert size <= demand.limit.most
@@ -361,13 +361,13 @@ def test_a_fraction_that_is_missed_is_said(
 
     def notes(**options: Any) -> tuple[str, ...]:
         report = subprune.prune(lenet, labelled[0][:40], time_calls=False, **options).report
-        return tuple(n for n in report.notes if n.startswith("target"))  # not on the few inputs
+        return tuple(n for n in report.notes if n.startswith("goal"))  # not on the few inputs
 
     plain = {"method": "layer-weight-norm"}
     assert not notes(keep=0.5, **plain)
     assert not notes(keep=1.0, round_to=200, **plain)
     (note,) = notes(keep=0.5, round_to=8, **plain)
-    assert note.startswith("target missed: keep=0.5")
+    assert note.startswith("goal missed: keep=0.5")
     assert note.endswith("6 of 6 units in conv1")
     assert "1 of 6 units in conv1, 1 of 16 units in conv2" in notes(keep=0.05, **plain)[0]
     (note,) = notes(keep=0.01, method="random")

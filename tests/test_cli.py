@@ -95,7 +95,7 @@ def test_bounds_speak_of_what_was_done(
     def fails(*_: object, **__: object) -> None:
         raise StructureError("no bounds today")
 
-    monkeypatch.setattr("subprune.guarantees.guarantees", fails)
+    monkeypatch.setattr("subprune.guarantees.certificates.guarantees", fails)
     assert not bounds("failed")
 
 
@@ -315,8 +315,8 @@ def test_long_work_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- bad input -----------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
-    "no target": (("prune", *LENET), "exactly one target"),
-    "two targets": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "exactly one target"),
+    "no goal": (("prune", *LENET), "exactly one goal"),
+    "two goals": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "exactly one goal"),
     "too much": (("prune", *LENET, "--compression", 1e9), "nearest feasible"),
     "too much, dry": (("prune", *LENET, "--compression", 1e9, "--dry-run"), "nearest feasible"),
     "a model's name": (

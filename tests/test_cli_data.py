@@ -192,13 +192,13 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
         "no use of --train-data",
     ),
     "no timing": (("--latency", "50%", "--no-time-calls"), "--no-time-calls forbids it"),
-    "no target": ((), "exactly one target of --compression, --speedup"),
+    "no goal": ((), "exactly one goal of --compression, --speedup"),
     "epsilon": (
         ("--keep", 0.5, "--method", "weight-norm", "--epsilon", 0.1),
         "--epsilon 0.1 has no effect with selector",
     ),
     "patches": (("--keep", 0.5, "--patches", "some"), "--patches some: allowed are all, random"),
-    "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no say"),
+    "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no effect"),
     "verify": (
         ("--keep", 0.5, "--verify-data", "mnist-smaple"),
         "--verify-data 'mnist-smaple': did you mean 'mnist-sample'",

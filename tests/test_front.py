@@ -1,4 +1,4 @@
-"""The front door: targets, forecasts, data in all its forms, refusals, and results that show
+"""The front door: goals, forecasts, data in all its forms, refusals, and results that show
 themselves.
 """
 
@@ -18,7 +18,7 @@ import subprune
 from subprune.budget import accuracy
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.visits import Visit
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.zoo.models import LeNet
 
 FAST: dict[str, Any] = {"method": "layer-in-change", "allocate": "uniform"}
@@ -35,19 +35,19 @@ def images() -> Tensor:
     return torch.randn(40, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
 
-# ---- targets -------------------------------------------------------------------------------------
+# ---- goals ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("target", "same"),
+    ("goal", "same"),
     [
         ({"params": "50%"}, {"compression": 2}),
         ({"params": 20_000}, {"params": 20_000.0}),
         ({"flops": "40%"}, {"speedup": 2.5}),
     ],
 )
-def test_targets_in_other_words(lenet: nn.Module, images: Tensor, target: Any, same: Any) -> None:
-    a, b = (subprune.forecast(lenet, images, **FAST, **t) for t in (target, same))
+def test_goals_in_other_words(lenet: nn.Module, images: Tensor, goal: Any, same: Any) -> None:
+    a, b = (subprune.forecast(lenet, images, **FAST, **t) for t in (goal, same))
     assert a.counts == b.counts
     assert a.feasible
 
@@ -82,7 +82,7 @@ def test_a_forecast_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> No
     assert set(seen.counts.values()) == {1}
     smallest = seen.parameters[0] / seen.parameters[1]
     assert f"nearest feasible ratio is {smallest:.2f}" in seen.problem
-    assert "cannot meet the target" in " ".join(str(seen).split())
+    assert "cannot meet the goal" in " ".join(str(seen).split())
     assert not seen.needed  # said before any statistics
     text = subprune.forecast(lenet, images, keep=0.5)._repr_html_()
     assert "<table>" in text
@@ -101,13 +101,13 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "flops of nan": ({"flops": float("nan")}, BudgetError, "positive"),
     "flops of nothing": ({"flops": "0%"}, BudgetError, "positive"),
     "flops of true": ({"flops": True}, BudgetError, "positive"),
-    "two targets": ({"flops": "50%", "speedup": 2}, OptionError, "exactly one target"),
+    "two goals": ({"flops": "50%", "speedup": 2}, OptionError, "exactly one goal"),
     "budgets and a rule": (
         {"budgets": {"fc1": 3}, "allocate": "error"},
         OptionError,
         "nothing for allocate",
     ),
-    "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no say"),
+    "keep and a rule": ({"keep": 0.5, "allocate": "error"}, OptionError, "has no effect"),
     "budgets as a list": ({"budgets": [3, 4]}, BudgetError, "must be a dict"),
     "too few params": ({"params": 10}, BudgetError, "cannot be reached"),
     "latency without timing": (
@@ -116,7 +116,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "omit time_calls",
     ),
     "timing in words": ({"keep": 0.5, "time_calls": "yes"}, OptionError, "True, False or None"),
-    "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no say"),
+    "budgets and widths": ({"budgets": {"fc1": 3}, "round_to": 8}, OptionError, "has no effect"),
     "epsilon of a norm": (
         {"keep": 0.5, "method": "weight-norm", "epsilon": 0.1},
         OptionError,
@@ -139,9 +139,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no fit": ({"keep": 0.5, "fit": "kept"}, OptionError, "did you mean 'keep'"),
     "a forecast as an option": ({"keep": 0.5, "dry_run": True}, OptionError, "'dry_run'"),
     "epsilon of text": ({"keep": 0.5, "epsilon": "a"}, OptionError, "between 0 and 1"),
-    "forward is no function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
-    "cache is no folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
-    "no target": ({}, OptionError, "got none"),
+    "forward is not a function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
+    "cache is not a folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),
+    "no goal": ({}, OptionError, "got none"),
     "samples": ({"keep": 0.5, "n_samples": "many"}, DataError, "n_samples"),
 }
 
@@ -349,7 +349,7 @@ def wide() -> tuple[nn.Module, Tensor]:
 
 
 def test_latency_is_measured_and_met(wide: tuple[nn.Module, Tensor]) -> None:
-    """By a clock: the report's own measurement meets the target, or the report says that it does
+    """By a clock: the report's own measurement meets the goal, or the report says that it does
     not.
     """
     report = subprune.prune(*wide, latency="60%", **QUICK).report
@@ -359,12 +359,12 @@ def test_latency_is_measured_and_met(wide: tuple[nn.Module, Tensor]) -> None:
     before, after = report.latency
     assert report.latency_spread is not None
     (low, high), (lower, higher) = report.latency_spread
-    said = [note for note in report.notes if note.startswith("target ")]
+    said = [note for note in report.notes if note.startswith("goal ")]
     assert len(said) == 1
     verdict = (
         "met" if higher <= 0.6 * low else "missed" if lower > 0.6 * high else "within the noise"
     )
-    assert said[0].startswith(f"target {verdict}: latency='60%' allows")
+    assert said[0].startswith(f"goal {verdict}: latency='60%' allows")
     assert after < 0.75 * before  # whatever the clock does between the search and the report
     # tensors are taken in batches of 128
     assert (report.latency_inputs, report.latency_calls) == (128, 40)
@@ -436,7 +436,7 @@ def test_a_missed_latency_is_said(
     """The search was deceived throughout; the report's measurement of the finished model is not."""
     clock(monkeypatch, lambda counts, repeats: 1e-4)
     report = subprune.prune(*wide, latency="10%", **QUICK).report
-    assert any(note.startswith("target missed: latency='10%' allows") for note in report.notes)
+    assert any(note.startswith("goal missed: latency='10%' allows") for note in report.notes)
 
 
 def test_latency_out_of_reach(wide: tuple[nn.Module, Tensor]) -> None:
@@ -501,7 +501,7 @@ def test_latencies_are_medians_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) 
             now[0] += 50 * self.seconds if number in (1, 2, 3, 11) else self.seconds
             return x
 
-    monkeypatch.setattr("subprune.measure.figures.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("subprune.measure.measurements.time.perf_counter", lambda: now[0])
     one, other = Timed(1.0), Timed(2.0)
     a, b = measure.side_by_side([one, other], ((torch.ones(1),), {}))
     assert (a.median, b.median, a.repeats) == (pytest.approx(1.0), pytest.approx(2.0), 20)

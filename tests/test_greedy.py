@@ -11,8 +11,10 @@ from reference import Problem, random_problem
 
 from subprune.errors import BudgetError, OptionError
 from subprune.select import elimination, objective
-from subprune.select.greedy import KeepOrder, greedy, stochastic_greedy
-from subprune.statistics.statistics import Accumulator, Statistics
+from subprune.select.greedy import greedy, stochastic_greedy
+from subprune.select.keep_order import KeepOrder
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.statistics import Statistics
 
 
 def close(found: torch.Tensor, expected: list[float], rtol: float, atol: float = 0.0) -> None:

@@ -25,7 +25,7 @@ import subprune
 from subprune.cli.arrays import read_arrays, read_image
 from subprune.cli.models import load_model
 from subprune.errors import SubpruneError
-from subprune.report import Report
+from subprune.report.figures import Report
 from subprune.zoo.models import LeNet
 from subprune.zoo.readers import read_cifar, read_idx
 from tests.hostile_files import (

@@ -10,9 +10,9 @@ from torch import nn
 from zoo import ZOO, flops
 
 from subprune.cutting.surgery import prove
-from subprune.inspection import inspect
 from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs
+from subprune.report.inspection import inspect
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_same_seed_same_result(method: str, options: dict[str, object]) -> None:
     if "epsilon" in options and not method.endswith("in-change"):
         with pytest.raises(
             OptionError, match=r"epsilon=0\.3 has no effect with selector"
-        ):  # it would have no say
+        ):  # it would have no effect
             run(PLAIN, model, method, data, seed=5, **options)
         return
     first, again = (run(PLAIN, model, method, data, seed=5, **options) for _ in range(2))

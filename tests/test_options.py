@@ -24,10 +24,9 @@ from subprune.cli.options import read, text_kind
 from subprune.errors import BudgetError, OptionError
 from subprune.fit.fits import FITS, FitName
 from subprune.guarantees import guarantees
-from subprune.guarantees.choices import GuaranteeOptions
 from subprune.keywords import option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
-from subprune.options import GOALS, OPTIONS, Options
+from subprune.options import GOALS, OPTIONS, GuaranteeOptions, Options
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.targets import TARGETS, TargetName
 

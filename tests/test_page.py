@@ -16,7 +16,7 @@ import torch
 
 import subprune
 from subprune.guarantees import guarantees
-from subprune.report import Report
+from subprune.report.figures import Report
 from subprune.zoo.models import ResNet
 
 BROWSER = (

@@ -15,9 +15,9 @@ from subprune.cutting.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
 from subprune.program.record import as_inputs
-from subprune.structure import find_groups
-from subprune.zoo.accuracy import count_correct
+from subprune.structure.analysis import find_groups
 from subprune.zoo.datasets import load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")
@@ -156,13 +156,13 @@ def test_accuracy_survives(lenet: nn.Module, method: str) -> None:
 
 
 @pytest.mark.parametrize("allocate", ["uniform", "error"])
-@pytest.mark.parametrize("target", [{"compression": 3}, {"compression": 20.5}, {"speedup": 2.5}])
+@pytest.mark.parametrize("goal", [{"compression": 3}, {"compression": 20.5}, {"speedup": 2.5}])
 def test_target_is_met_and_filled(
-    lenet: nn.Module, images: Tensor, allocate: str, target: dict[str, float]
+    lenet: nn.Module, images: Tensor, allocate: str, goal: dict[str, float]
 ) -> None:
-    result = subprune.prune(lenet, images, allocate=allocate, **target)
+    result = subprune.prune(lenet, images, allocate=allocate, **goal)
     report = result.report
-    name, ratio = next(iter(target.items()))
+    name, ratio = next(iter(goal.items()))
     before, after = report.parameters if name == "compression" else report.flops
     assert after <= before / ratio
     for group in result.plan.groups:  # not one more unit fits
@@ -256,12 +256,12 @@ BAD = {
     "keep above one": (lambda m, x: (m, x, {"keep": 1.5}), BudgetError, "at most 1"),
     "ratio below one": (lambda m, x: (m, x, {"compression": 0.5}), BudgetError, "at least 1"),
     "ratio too large": (lambda m, x: (m, x, {"compression": 1e5}), BudgetError, "nearest feasible"),
-    "two targets": (
+    "two goals": (
         lambda m, x: (m, x, {"keep": 0.5, "compression": 2}),
         OptionError,
         "exactly one",
     ),
-    "no target": (lambda m, x: (m, x, {}), OptionError, "exactly one"),
+    "no goal": (lambda m, x: (m, x, {}), OptionError, "exactly one"),
     "unknown method": (
         lambda m, x: (m, x, {"keep": 0.5, "method": "asym"}),
         OptionError,

@@ -15,10 +15,9 @@ from views import setting_of, views
 
 import subprune
 from subprune.budget.goal import Limit, Rounding
-from subprune.budget.sampling import by_sampling
+from subprune.budget.sampling import by_sampling, sensitivities
 from subprune.data.batches import batches
 from subprune.errors import BudgetError
-from subprune.loop.looks import sensitivities
 from subprune.select.selector import View
 from subprune.select.sensitivity import (
     DELTA,

@@ -11,14 +11,14 @@ from views import recipe_of, setting_of, views
 
 import subprune
 from subprune.budget.goal import Limit, Rounding
-from subprune.budget.scores import by_score, top_fraction
+from subprune.budget.score import by_score, top_fraction
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.looks import comparable_scores
 from subprune.select import scores
 from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import Group
 
 
 def calibrated(net: Net, data: slow.Data | None = None) -> Calibration:

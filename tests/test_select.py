@@ -13,8 +13,9 @@ from zoo import ZOO
 import subprune
 from subprune.errors import BudgetError, OptionError
 from subprune.options import Options
-from subprune.structure import Structure, find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
+from subprune.structure.groups import Structure
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_modules_themselves(case: tuple[nn.Module, Structure]) -> None:
         ("re:(", "not a regular expression"),
         (3, "of type int; allowed is a group name"),
         (int, "of type type; allowed is"),
-        ([nn.Linear(2, 2)], "no module of this model"),
+        ([nn.Linear(2, 2)], "not a module of this model"),
         (nn.LSTM, "the type LSTM, and no module in the model is one; there are .*Linear"),
     ],
 )

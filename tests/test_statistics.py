@@ -10,15 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.statistics.accumulation import Accumulator, ConsumerStatistics
+from subprune.statistics.columns import ColumnMap
 from subprune.statistics.patches import Convolution, conv_rows, patches
 from subprune.statistics.shifts import can_shift, shifted_products
-from subprune.statistics.statistics import (
-    Accumulator,
-    ColumnMap,
-    ConsumerStatistics,
-    Statistics,
-    unit_count,
-)
+from subprune.statistics.statistics import Statistics, unit_count
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.io.storage import read_report
 from subprune.zoo.models import LeNet, ResNet
 
@@ -249,7 +249,7 @@ ALTERED: dict[str, Callable[[dict[str, str], dict[str, Tensor]], Any]] = {
     "a huge input": change_plan(
         steps__0__inputs={"args": [{"shape": [10**15], "dtype": "float32"}], "kwargs": {}}
     ),
-    "an input that is no tensor": change_plan(
+    "an input that is not a tensor": change_plan(
         steps__0__inputs={"args": [{"object": "Cache"}], "kwargs": {}}
     ),
     "an unknown type": change_plan(

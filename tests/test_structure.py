@@ -17,7 +17,9 @@ from subprune.cutting.masking import mask
 from subprune.cutting.surgery import cut, prove
 from subprune.errors import DataError, StructureError
 from subprune.program.record import as_inputs, record
-from subprune.structure import Structure, find_groups, labels
+from subprune.structure import labels
+from subprune.structure.analysis import find_groups
+from subprune.structure.groups import Structure
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ from subprune.cutting.masking import keep_mask, mask
 from subprune.cutting.surgery import cut, cut_in_place, prove
 from subprune.errors import BudgetError, StructureError
 from subprune.program.record import as_inputs
-from subprune.structure import CostModel, Structure, find_groups, predict
+from subprune.structure.analysis import find_groups
+from subprune.structure.cost import CostModel, predict
+from subprune.structure.groups import Structure
 
 TOLERANCE = 1e-5
 

@@ -17,7 +17,8 @@ from zoo import clone, flops, gap, randomise, run, some_units
 from subprune.cutting.masking import mask
 from subprune.cutting.surgery import prove
 from subprune.program.record import as_inputs
-from subprune.structure import CostModel, find_groups
+from subprune.structure.analysis import find_groups
+from subprune.structure.cost import CostModel
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")

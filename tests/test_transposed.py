@@ -17,11 +17,12 @@ from subprune.cutting.surgery import cut
 from subprune.data.batches import batches
 from subprune.fit.solver import solve
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.consumers import column_map, consumer_weight, stored_weight
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight, stored_weight
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.place import Place
 from subprune.statistics.targets import TARGETS
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 PLAIN = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}

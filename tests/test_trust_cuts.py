@@ -36,8 +36,10 @@ from subprune.plan import GroupPlan
 from subprune.program.program import input_count
 from subprune.program.record import as_inputs
 from subprune.statistics.calibration import Calibration
-from subprune.structure import CostModel, Structure, find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.build import owner
+from subprune.structure.cost import CostModel
+from subprune.structure.groups import Structure
 
 QUIET: Any = {"progress": False, "time_calls": False}
 HALF = 1000  # products of so many terms are summed in blocks, which a cut shifts
@@ -307,9 +309,7 @@ def test_work_survives_though_the_target_is_out_of_reach() -> None:
     result = prune(model, torch.randn(128, 6), compression=6, **QUIET)
     assert result.plan.counts.keys() == {"fc2"}
     assert any("left whole: fc1" in note for note in result.report.notes)
-    assert any(
-        "target missed" in note and "nearest feasible" in note for note in result.report.notes
-    )
+    assert any("goal missed" in note and "nearest feasible" in note for note in result.report.notes)
     with pytest.raises(StructureError, match=r"group 'fc1' cannot be cut.*at least 10"):
         prune(model, torch.randn(128, 6), budgets={"fc1": 4}, **QUIET)
 
@@ -466,7 +466,7 @@ def test_costs_are_bounded_whichever_units_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "target",
+    "goal",
     [
         {"compression": 1.5},
         {"params": "60%"},
@@ -477,24 +477,24 @@ def test_costs_are_bounded_whichever_units_stay() -> None:
         {"budgets": {"p": 3}},
     ],
 )
-def test_every_target_cuts_them(target: Any) -> None:
+def test_every_goal_cuts_them(goal: Any) -> None:
     """One half of the units says nothing: without care, no unit of it would stay."""
     torch.manual_seed(0)
     model = Parts()
     with torch.no_grad():
         for layer in (model.q.weight, model.q.bias, model.r.weight[6:], model.r.bias[6:]):
             layer.zero_()
-    asked = {} if "budgets" in target else {"only": "p"}
-    result = prune(model, torch.randn(64, 4), **target, **asked, **QUIET)
+    asked = {} if "budgets" in goal else {"only": "p"}
+    result = prune(model, torch.randn(64, 4), **goal, **asked, **QUIET)
     (group,) = result.plan.groups
     assert len(group.kept) < 12
     assert {u // 6 for u in group.kept} == {0, 1}
     before, after = result.report.parameters
-    if "params" in target or "compression" in target:
+    if "params" in goal or "compression" in goal:
         assert after <= before / 1.5
-    seen = forecast(model, torch.randn(64, 4), **target, **asked)
+    seen = forecast(model, torch.randn(64, 4), **goal, **asked)
     assert seen.feasible
-    assert seen.parameters[1] >= after or "allocate" in target
+    assert seen.parameters[1] >= after or "allocate" in goal
 
 
 def test_too_few_units_of_such_a_group_are_refused_before_the_work() -> None:

@@ -16,15 +16,17 @@ from zoo_odd import Massive
 import subprune
 from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
 from subprune.budget.goal import Limit, Rounding
-from subprune.budget.knapsack import by_knapsack
+from subprune.budget.hulls import by_knapsack
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
 from subprune.fit.solver import solve
-from subprune.select.greedy import KeepOrder
+from subprune.select.keep_order import KeepOrder
+from subprune.statistics.accumulation import Accumulator, clipped
 from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.statistics import Accumulator, Statistics, clipped
-from subprune.structure import CostModel, find_groups
+from subprune.statistics.statistics import Statistics
+from subprune.structure.analysis import find_groups
+from subprune.structure.cost import CostModel
 from subprune.zoo.datasets import load
 from subprune.zoo.models import shipped_lenet
 

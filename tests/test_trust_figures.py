@@ -29,13 +29,13 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.guarantees import guarantees
 from subprune.measure.answers import read, read_program
 from subprune.measure.compare import Comparison, compare
-from subprune.measure.figures import Latency, accuracy, count_flops
+from subprune.measure.measurements import Latency, accuracy, count_flops
 from subprune.measure.stopwatch import Stopwatch
 from subprune.methods import find_method
 from subprune.program.record import record
 from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
-from subprune.report import Report
+from subprune.report.figures import Report
 from subprune.statistics.calibration import Calibration
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
@@ -571,19 +571,19 @@ def test_no_verdict_where_the_spreads_overlap(
     assert not any(word in text + page for word in ("faster", "slower"))
 
 
-def test_a_target_within_the_noise_is_neither_met_nor_missed() -> None:
-    target, dense = LatencyGoal("50%"), Latency(10.0, 9.0, 11.0, 40)
-    assert target.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith(
-        "target met: latency='50%' allows"
+def test_a_goal_within_the_noise_is_neither_met_nor_missed() -> None:
+    goal, dense = LatencyGoal("50%"), Latency(10.0, 9.0, 11.0, 40)
+    assert goal.verdict(dense, Latency(4.0, 3.9, 4.5, 40)).startswith(
+        "goal met: latency='50%' allows"
     )
-    assert target.verdict(dense, Latency(6.0, 5.6, 6.1, 40)).startswith("target missed: ")
+    assert goal.verdict(dense, Latency(6.0, 5.6, 6.1, 40)).startswith("goal missed: ")
     for small in (
         Latency(4.9, 4.0, 5.1, 40),
         Latency(5.1, 5.0, 5.2, 40),
         Latency(4.0, 3.0, 4.6, 40),
     ):
-        assert target.verdict(dense, small).startswith("target within the noise: ")
-    assert LatencyGoal(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("target met")
+        assert goal.verdict(dense, small).startswith("goal within the noise: ")
+    assert LatencyGoal(4700.0).verdict(dense, Latency(4.6, 4.5, 4.65, 40)).startswith("goal met")
 
 
 # ---- seconds and progress ------------------------------------------------------------------------

@@ -513,8 +513,24 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: torch.ao.quantization.quantize_dynamic(mlp(), {nn.Linear}),
         r"'0' of the model is quantised .*float32",
     ),
+    "quantised tensors": (
+        lambda: _packed(),
+        r"'0' of the model is quantised \(torchao\.dtypes\.PackedTensor\).*float32",
+    ),
     "sparse": (lambda: _sparse(), r"0\.weight is stored as torch\.sparse_coo; make it dense"),
 }
+
+
+class PackedTensor(Tensor):
+    """As torchao puts into ordinary layers: the class tells, nothing else does."""
+
+    __module__ = "torchao.dtypes"
+
+
+def _packed() -> nn.Module:
+    model = mlp()
+    model[0].weight = nn.Parameter(model[0].weight.detach().as_subclass(PackedTensor))  # type: ignore[index,union-attr]
+    return model
 
 
 def _sparse() -> nn.Module:

@@ -32,7 +32,7 @@ from subprune.cutting.surgery import duplicate
 from subprune.data.batches import batches
 from subprune.errors import SubpruneError
 from subprune.guarantees import guarantees
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.program import parallel
 from subprune.program.borrow import borrowed, reachable
 from subprune.program.record import as_inputs, record

@@ -13,7 +13,7 @@ from subprune.statistics.place import Place, generator
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
 from subprune.statistics.targets import Layer, Target
-from subprune.structure import Group
+from subprune.structure.groups import Group
 
 __all__ = ["recipe_of", "setting_of", "statistics_at", "views"]
 

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subprune.program.program import flat_tensors
 from subprune.program.record import as_inputs, plain
-from subprune.structure import Structure
+from subprune.structure.groups import Structure
 from subprune.zoo.models import VGG11, LeNet, ResNet
 
 

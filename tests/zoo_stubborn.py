@@ -64,7 +64,7 @@ class Multiple(nn.Module):
 
 
 class Sixes(nn.Module):
-    """As `Multiple`, with a number that is no power of two, and an assertion that says nothing."""
+    """As `Multiple`, with a number that is not a power of two, and an assertion that says nothing."""
 
     def __init__(self, multiple: int) -> None:
         super().__init__()

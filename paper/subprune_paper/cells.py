@@ -29,16 +29,16 @@ from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
-from subprune.measure import figures as measure
+from subprune.measure import measurements as measure
 from subprune.methods import find_method
 from subprune.select.selector import Setting
 from subprune.statistics.batchnorm import BatchNorm, recalibrate
 from subprune.statistics.calibration import Calibration
-from subprune.structure import find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load, split_verification
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 from subprune_paper.augmentation import augment
@@ -85,10 +85,10 @@ def run_job(
 def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> Outcome:
     """Run one cell and measure."""
     if cell.method == DENSE:
-        found: dict[str, Any] = {"budget_seconds": 0.0, "prune_seconds": 0.0, "kept": "{}"}
+        measured: dict[str, Any] = {"budget_seconds": 0.0, "prune_seconds": 0.0, "kept": "{}"}
         model = _model(cell.model, cell.weights, cell.weights_sha256, context.models_dir)
     else:
-        small, found = _pruned(cell.pruning, context, stage)
+        small, measured = _pruned(cell.pruning, context, stage)
         model = copy.deepcopy(small)
         if cell.batchnorm == "recalibrate":
             recalibrate(model, batches(_calibration(cell, context), model, None))
@@ -109,7 +109,7 @@ def run_cell(cell: Cell, context: Context, stage: Stage = lambda text: None) -> 
     return Outcome(
         "done",
         {
-            **found,
+            **measured,
             "correct": correct,
             "images": len(test),
             "top1": 100 * correct / len(test),
@@ -132,7 +132,9 @@ def _size(cell: Cell, model: nn.Module, test: Images) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=2)
 def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Module:
-    """The dense network in eval mode; the file's checksum is compared if the experiment gives one."""
+    """The dense network in eval mode; the file's checksum is compared if the
+    experiment gives one.
+    """
     if weights == "shipped":
         if name != "lenet":
             raise OptionError(
@@ -150,9 +152,9 @@ def _model(name: str, weights: str, sha256: str, folder: str | None) -> nn.Modul
             f"{path} is not a file; give the --models-dir that holds {weights!r}, or train the "
             "network."
         )
-    if sha256 and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+    if sha256 and (checksum := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
         raise DataError(
-            f"{path} has checksum {found}, the experiment needs {sha256}; get the right file."
+            f"{path} has checksum {checksum}, the experiment needs {sha256}; get the right file."
         )
     model = build(name)
     load_weights(model, path)
@@ -232,7 +234,7 @@ class _UnitLimit(Limit):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _UnitShare(Goal):
-    """A share of all units together, handed out by the allocator."""
+    """A share of all units together, divided by the allocator."""
 
     units: int = 0
     share: float = 1.0
@@ -272,11 +274,11 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
             batches((train.inputs(indices), train.labels[indices]), model, None)
         )
     pool = _pool(cell, context)
-    own = None if pool is None else calibration.on(batches(pool, model, None))
+    pool_calibration = None if pool is None else calibration.on(batches(pool, model, None))
     groups = choose_groups(calibration.structure, model, cell.only or None, cell.ignore or None)
     row = find_method(cell.method)
     return Demand(
-        setting=Setting(calibration, tuple(in_order(groups)), cell.seed, own),
+        setting=Setting(calibration, tuple(in_order(groups)), cell.seed, pool_calibration),
         recipe=Recipe(row.target, row.selector, _fit(cell), name=row.name),
         goal=Goal(compression=1.0),
         allocator=ALLOCATORS[cell.rule],
@@ -313,7 +315,9 @@ _LOADED: set[tuple[str, str]] = set()
 
 
 def load_sources(sources: Sequence[tuple[str, str]]) -> None:
-    """Run the user's modules, once in a process, so that their methods and models are registered."""
+    """Run the user's modules, once in a process,
+    so that their methods and models are registered.
+    """
     for name, text in sources:
         if (name, text) not in _LOADED:
             _LOADED.add((name, text))
@@ -346,5 +350,5 @@ def _check_choice(cell: Cell, context: Context) -> None:
     ):
         raise OptionError(
             f"only = {list(cell.only)} and ignore = {list(cell.ignore)} leave nothing to prune; "
-            "leave out less."
+            "ignore fewer groups."
         )

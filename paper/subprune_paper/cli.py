@@ -104,12 +104,12 @@ def run(
     count, threads = plan_workers(read, workers)
     context = worker_context(_text(data_dir), _text(models_dir), folder / "cache", threads)
     with Store(folder / "results.sqlite") as store:
-        left = len({cell.key for cell in wanted} - store.finished())
-        if left and fetch and read.dataset in OFFICIAL and context.data_dir:
+        unfinished = len({cell.key for cell in wanted} - store.finished())
+        if unfinished and fetch and read.dataset in OFFICIAL and context.data_dir:
             download(read.dataset, context.data_dir)
-        if left:
+        if unfinished:
             running.check(wanted, context)
-        with _progress(len(wanted), len(wanted) - left) as notify:
+        with _progress(len(wanted), len(wanted) - unfinished) as notify:
             chosen = _engine(engine, count, context, address)
             summary = run_cells(read, wanted, store, chosen, retries=retries, notify=notify)
     _tell(summary, folder)
@@ -174,13 +174,13 @@ def _tell(summary: Summary, folder: Path) -> None:
 def status(config: ConfigArgument, output: OutputOption = None, only: OnlyOption = None) -> None:
     """What is finished, what is left, what failed and why."""
     read, wanted, folder = _load(config, only, output)
-    found = {}
+    finished = {}
     if (folder / "results.sqlite").is_file():
         with Store(folder / "results.sqlite") as store:
-            found = {row["key"]: row for row in store.rows(cell.key for cell in wanted)}
+            finished = {row["key"]: row for row in store.rows(cell.key for cell in wanted)}
     counts: dict[str, Counter[str]] = {}
     for cell in wanted:
-        state = found[cell.key]["status"] if cell.key in found else "left"
+        state = finished[cell.key]["status"] if cell.key in finished else "left"
         counts.setdefault(cell.method, Counter())[state] += 1
     table = Table(
         "method",
@@ -190,15 +190,15 @@ def status(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
         "left",
         title=f"{read.name}: {len(wanted)} cells",
     )
-    for method, own in counts.items():
+    for method, states in counts.items():
         table.add_row(
-            method, *(str(own[state]) for state in ("done", "infeasible", "failed", "left"))
+            method, *(str(states[state]) for state in ("done", "infeasible", "failed", "left"))
         )
     out.print(table)
     for cell in wanted:
-        if cell.key in found and found[cell.key]["status"] == "failed":
+        if cell.key in finished and finished[cell.key]["status"] == "failed":
             out.print(
-                f"failed: {cell.label}: {found[cell.key]['note']}", highlight=False, markup=False
+                f"failed: {cell.label}: {finished[cell.key]['note']}", highlight=False, markup=False
             )
 
 

@@ -27,7 +27,7 @@ from subprune.zoo.datasets import Images
 from subprune.zoo.models import CLASSES, LeNet
 
 if TYPE_CHECKING:
-    from subprune_paper.training import Recipe
+    from subprune_paper.training import TrainingRecipe
 
 __all__ = ["available", "trainer"]
 
@@ -41,7 +41,7 @@ def available() -> bool:
     return _library() is not None
 
 
-def trainer(model: nn.Module, images: Images, plan: Recipe) -> LeNetTrainer | None:
+def trainer(model: nn.Module, images: Images, plan: TrainingRecipe) -> LeNetTrainer | None:
     """The C loop for this model, or None if it has to be trained the ordinary way."""
     fits = plan.optimizer == "adam" and not (plan.augmented or plan.bfloat16) and _is_lenet(model)
     if not fits or not _are_digits(images):
@@ -55,7 +55,9 @@ class LeNetTrainer:
 
     name = "compiled"
 
-    def __init__(self, library: Any, model: nn.Module, images: Images, plan: Recipe) -> None:
+    def __init__(
+        self, library: Any, model: nn.Module, images: Images, plan: TrainingRecipe
+    ) -> None:
         self._library, self._plan, self._parameters = library, plan, list(model.parameters())
         self._pixels, self._labels = images.images.contiguous(), images.labels.long().contiguous()
         self._scale, self._shift = (float(x) for x in images.scale_and_shift())
@@ -68,12 +70,12 @@ class LeNetTrainer:
         self._steps = 0
 
     def epoch(self, order: Tensor, rate: float) -> float:
-        """One pass over the images in this order; returns the mean loss, not a number if a weight
-        is none.
+        """One pass over the images in this order; returns the mean loss, which is NaN if a
+        weight is.
         """
         flat = torch.cat([p.detach().flatten() for p in self._parameters])
         order, batch = order.long().contiguous(), min(self._plan.batch_size, len(order))
-        # the ReLUs of the C loop take what is not a number for zero
+        # the ReLUs of the C loop turn NaN into zero
         sound = bool(flat.isfinite().all())
         total: float = self._library.lenet_epoch(
             *(_pointer(x) for x in (self._pixels, self._labels, order)),
@@ -114,16 +116,16 @@ def _is_lenet(model: nn.Module) -> bool:
     CPU, all trained.
     """
     watched = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "forward")
-    own = [vars(m).get(name) for m in model.modules() for name in watched]
+    overrides = [vars(m).get(name) for m in model.modules() for name in watched]
     if (
         type(model) is not LeNet
-        or any(own)
+        or any(overrides)
         or [type(m) for m in model.children()] != [nn.Conv2d] * 2 + [nn.Linear] * 3
     ):
         return False
-    found = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     layers = [name for name, _ in model.named_children()]
-    k1, k2, f1, f2, _ = (len(found[f"{name}.weight"]) for name in layers)
+    k1, k2, f1, f2, _ = (len(parameters[f"{name}.weight"]) for name in layers)
     shapes = ((k1, 1, 3, 3), (k2, k1, 3, 3), (f1, k2 * 25), (f2, f1), (CLASSES, f2))
     wanted = {f"{name}.weight": shape for name, shape in zip(layers, shapes, strict=True)}
     wanted |= {f"{name}.bias": shape[:1] for name, shape in zip(layers, shapes, strict=True)}
@@ -134,9 +136,9 @@ def _is_lenet(model: nn.Module) -> bool:
     )
     near = all(
         p.dtype == torch.float32 and p.device.type == "cpu" and p.requires_grad
-        for p in found.values()
+        for p in parameters.values()
     )
-    return plain and near and {name: tuple(p.shape) for name, p in found.items()} == wanted
+    return plain and near and {name: tuple(p.shape) for name, p in parameters.items()} == wanted
 
 
 def _pointer(x: Tensor) -> ctypes.c_void_p:

@@ -1,4 +1,4 @@
-"""An experiment as a TOML file: read, checked once, frozen. Unknown keys are refused with the
+"""An experiment as a TOML file: read, checked, frozen. Unknown keys are refused with the
 nearest known.
 """
 
@@ -26,8 +26,8 @@ else:  # pragma: no cover
 
 __all__ = [
     "FINETUNE",
-    "SHIPPED",
-    "TARGETS",
+    "GOALS",
+    "SHIPPED_CONFIGS",
     "Config",
     "find_config",
     "parse_config",
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 FINETUNE = ("none", "limited", "full")
-TARGETS = ("compression", "keep")
-SHIPPED = Path(__file__).resolve().parent / "configs"
+GOALS = ("compression", "keep")
+SHIPPED_CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Config:
         weights: "shipped" for the LeNet of the package, or a file in the folder of weights
             (--models-dir).
         weights_sha256: if given, the file must have this checksum.
-        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none means
-            all that can be.
-        ignore: groups that are left whole, given likewise.
+        only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none
+            means all that can be.
+        ignore: groups that are left whole, given in the same way.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
         values: of the target; compression 1 and keep 1 mean the dense network.
         allocate: budget rule of the methods that have none of their own; "uniform" with keep:
@@ -110,7 +110,7 @@ class Config:
                 f"name is {self.name!r}; allowed are small letters, digits and dashes."
             )
         _one_of("dataset", [self.dataset], dataset_names())
-        _one_of("target", [self.target], TARGETS)
+        _one_of("target", [self.target], GOALS)
         _one_of("allocate", [self.allocate], ALLOCATORS)
         _one_of("batchnorm", self.batchnorm, BATCHNORM)
         _one_of("finetune", self.finetune, FINETUNE)
@@ -124,9 +124,9 @@ class Config:
 
     def _check_numbers(self) -> None:
         for field in ("methods", "values", "reweight", "batchnorm", "finetune", "seeds"):
-            given = getattr(self, field)
-            if not given or len(set(given)) < len(given):
-                raise OptionError(f"{field} is {list(given)}; give at least one, and none twice.")
+            entries = getattr(self, field)
+            if not entries or len(set(entries)) < len(entries):
+                raise OptionError(f"{field} is {list(entries)}; give at least one, and none twice.")
         for field in ("batches", "batch_size"):
             if getattr(self, field) < 1:
                 raise OptionError(f"{field} is {getattr(self, field)}; it must be at least 1.")
@@ -144,16 +144,16 @@ class Config:
 
     def rule(self, method: str) -> str:
         """The budget rule of a method: its own, or the one for all layerwise methods."""
-        own = find_method(method).allocate
+        preset = find_method(method).allocate
         return (
             self.allocate
-            if own == "sampling" and self.allocate == "uniform"
-            else own or self.allocate
+            if preset == "sampling" and self.allocate == "uniform"
+            else preset or self.allocate
         )
 
 
-def _one_of(what: str, given: Any, allowed: Any) -> None:
-    for value in given:
+def _one_of(what: str, values: Any, allowed: Any) -> None:
+    for value in values:
         if value not in allowed:
             raise OptionError(
                 f"{what} is {value!r}; {closest(value, allowed)}allowed are "
@@ -163,7 +163,7 @@ def _one_of(what: str, given: Any, allowed: Any) -> None:
 
 def shipped_names() -> list[str]:
     """The experiments that come with the package."""
-    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+    return sorted(path.stem for path in SHIPPED_CONFIGS.glob("*.toml"))
 
 
 def find_config(name: str) -> Path:
@@ -171,8 +171,8 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    if (SHIPPED / f"{path.stem}.toml").is_file() and path.parent == Path("."):
-        return SHIPPED / f"{path.stem}.toml"
+    if (SHIPPED_CONFIGS / f"{path.stem}.toml").is_file() and path.parent == Path("."):
+        return SHIPPED_CONFIGS / f"{path.stem}.toml"
     near = closest(path.stem, shipped_names())
     raise OptionError(
         f"{name} is not a file; {near}give a .toml file or one of {', '.join(shipped_names())}."
@@ -224,7 +224,9 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
 
 
 def _typed(key: str, value: Any, kind: Any) -> Any:
-    """The value as the field's type; TOML has lists where we have tuples, and 1 where 1.0 will do."""
+    """The value as the field's type; TOML has lists where we have tuples,
+    and 1 where 1.0 will do.
+    """
     if get_origin(kind) is tuple:
         choice = key in ("only", "ignore")
         if choice and isinstance(value, str):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subprune.errors import DataError, OptionError, closest
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 
 __all__ = ["OFFICIAL", "Official", "download"]
 
@@ -63,17 +63,19 @@ def download(name: str, data_dir: str | Path, source: Official | None = None) ->
         raise OptionError(
             f"{name!r} cannot be downloaded; {near}allowed are {', '.join(OFFICIAL)}."
         )
-    own = source or OFFICIAL[name]
-    folder = Path(data_dir) / own.folder
-    wanted = [Path(member).name for member in own.members] or list(own.files)
+    official = source or OFFICIAL[name]
+    folder = Path(data_dir) / official.folder
+    wanted = [Path(member).name for member in official.members] or list(official.files)
     if all((folder / file).is_file() for file in wanted):
         return []
     written = []
     with tempfile.TemporaryDirectory() as scratch:
-        for file, md5 in own.files.items():
-            fetched = _fetch(own.base + file, md5, Path(scratch))
+        for file, md5 in official.files.items():
+            fetched = _fetch(official.base + file, md5, Path(scratch))
             contents = (
-                _members(fetched, own.members) if own.members else {file: fetched.read_bytes()}
+                _members(fetched, official.members)
+                if official.members
+                else {file: fetched.read_bytes()}
             )
             written += [write_atomic(folder / part, content) for part, content in contents.items()]
     return written
@@ -101,7 +103,7 @@ def _fetch(url: str, md5: str, scratch: Path) -> Path:
 
 def _members(archive: Path, members: tuple[str, ...]) -> dict[str, bytes]:
     """The named files of a tar archive, by their last name; nothing else is unpacked."""
-    found = {}
+    contents = {}
     try:
         with tarfile.open(archive) as tar:
             for member in members:
@@ -110,7 +112,7 @@ def _members(archive: Path, members: tuple[str, ...]) -> dict[str, bytes]:
                     raise DataError(
                         f"{member} in {archive.name} is not a file; get the official archive."
                     )
-                found[Path(member).name] = file.read()
+                contents[Path(member).name] = file.read()
     except (tarfile.TarError, KeyError, EOFError) as error:
         raise DataError(f"{archive.name} is not the official archive: {error}.") from error
-    return found
+    return contents

@@ -92,8 +92,8 @@ def run_cells(
 ) -> Summary:
     """Run what is not finished; every outcome is in the store before the next is looked at."""
     finished = store.finished()
-    left = [cell for cell in cells if cell.key not in finished]
-    summary = Summary(total=len(cells), skipped=len(cells) - len(left))
+    unfinished = [cell for cell in cells if cell.key not in finished]
+    summary = Summary(total=len(cells), skipped=len(cells) - len(unfinished))
     run = _Run(
         config,
         store,
@@ -102,7 +102,7 @@ def run_cells(
         notify,
         summary,
         versions(),
-        deque(jobs_of(left, config.sources)),
+        deque(jobs_of(unfinished, config.sources)),
     )
     try:
         while run.start():
@@ -191,12 +191,12 @@ class _Run:
 
 def versions() -> dict[str, str]:
     """What the results were made with."""
-    found = {
+    entries = {
         "subprune": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    found["machine"] = platform.machine()
+    entries["machine"] = platform.machine()
     folder = Path(__file__).resolve().parent
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # not a working copy
         asked = [
@@ -209,10 +209,10 @@ def versions() -> dict[str, str]:
             "--abbrev=12",
             "--exclude=*",
         ]
-        found["commit"] = subprocess.run(
+        entries["commit"] = subprocess.run(
             asked, capture_output=True, text=True, timeout=10, check=True
         ).stdout.strip()
-    return found
+    return entries
 
 
 def free_memory() -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import OptionError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.tables import LABELS, OURS, Group, Point
 
@@ -53,10 +53,10 @@ def colour(method: str) -> str:
     return COLOURS.get(method, "#d01c8b")
 
 
-def panels(found: dict[Group, list[Point]]) -> list[tuple[str, str]]:
+def panels(curves: dict[Group, list[Point]]) -> list[tuple[str, str]]:
     """The (batchnorm, finetune) pairs there is a figure for."""
     order = ("none", "limited", "full")
-    return sorted({(g[2], g[3]) for g in found}, key=lambda p: (order.index(p[1]), p[0]))
+    return sorted({(g[2], g[3]) for g in curves}, key=lambda p: (order.index(p[1]), p[0]))
 
 
 def figure_name(batchnorm: str, finetune: str) -> str:
@@ -64,20 +64,20 @@ def figure_name(batchnorm: str, finetune: str) -> str:
     return f"top1-finetune-{finetune}" + ("" if batchnorm == "keep" else f"-batchnorm-{batchnorm}")
 
 
-def methods_in_order(found: dict[Group, list[Point]]) -> list[str]:
+def methods_in_order(curves: dict[Group, list[Point]]) -> list[str]:
     """The paper's order, then a user's own methods."""
-    present = {g[0] for g in found}
+    present = {g[0] for g in curves}
     return [m for m in LABELS if m in present] + sorted(present - set(LABELS))
 
 
 def write_figures(
-    config: Config, found: dict[Group, list[Point]], dense: float, folder: Path
+    config: Config, curves: dict[Group, list[Point]], dense: float, folder: Path
 ) -> list[Path]:
     """One PNG for each BatchNorm and fine-tuning setting."""
     written = []
-    for batchnorm, finetune in panels(found):
+    for batchnorm, finetune in panels(curves):
         content = io.BytesIO()
-        drawn = figure(config, found, dense, batchnorm, finetune)
+        drawn = figure(config, curves, dense, batchnorm, finetune)
         drawn.savefig(content, format="png", dpi=110, metadata={"Software": None})
         written.append(
             write_atomic(folder / f"{figure_name(batchnorm, finetune)}.png", content.getvalue())
@@ -86,7 +86,7 @@ def write_figures(
 
 
 def figure(
-    config: Config, found: dict[Group, list[Point]], dense: float, batchnorm: str, finetune: str
+    config: Config, curves: dict[Group, list[Point]], dense: float, batchnorm: str, finetune: str
 ) -> Any:
     """With and without reweighting side by side, and one legend for both."""
     try:
@@ -98,13 +98,15 @@ def figure(
     drawn = Figure(figsize=(12, 5), layout="constrained")
     axes = drawn.subplots(1, 2, sharey=True)
     for axis, reweight in zip(axes, (True, False), strict=True):
-        _draw(axis, config, found, dense, reweight, batchnorm, finetune)
+        _draw(axis, config, curves, dense, reweight, batchnorm, finetune)
     lines = {
         label: line
         for axis in axes
         for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
-    labels = [name for name in (LABELS.get(m, m) for m in methods_in_order(found)) if name in lines]
+    labels = [
+        name for name in (LABELS.get(m, m) for m in methods_in_order(curves)) if name in lines
+    ]
     drawn.legend(
         [lines[name] for name in labels], labels, loc="outside lower center", ncols=6, frameon=False
     )
@@ -127,18 +129,18 @@ def setting_title(batchnorm: str, finetune: str) -> str:
 def _draw(
     axis: Any,
     config: Config,
-    found: dict[Group, list[Point]],
+    curves: dict[Group, list[Point]],
     dense: float,
     reweight: bool,
     batchnorm: str,
     finetune: str,
 ) -> None:
-    for method in methods_in_order(found):
+    for method in methods_in_order(curves):
         if not reweight and method in OURS:  # faded, for reference
             _line(
-                axis, found.get((method, True, batchnorm, finetune), []), dense, method, faded=True
+                axis, curves.get((method, True, batchnorm, finetune), []), dense, method, faded=True
             )
-        _line(axis, found.get((method, reweight, batchnorm, finetune), []), dense, method)
+        _line(axis, curves.get((method, reweight, batchnorm, finetune), []), dense, method)
     axis.set_xscale("log", base=2 if config.target == "compression" else 10)
     ticks = list(config.values)
     axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
@@ -151,10 +153,12 @@ def _draw(
         axis.set_ylabel("top-1 accuracy, %")
 
 
-def _line(axis: Any, own: Sequence[Point], dense: float, method: str, faded: bool = False) -> None:
-    if not own:
+def _line(
+    axis: Any, curve: Sequence[Point], dense: float, method: str, faded: bool = False
+) -> None:
+    if not curve:
         return
-    pairs = sorted([(1.0, dense, 0.0), *((p.value, p.top1, p.std) for p in own)])
+    pairs = sorted([(1.0, dense, 0.0), *((p.value, p.top1, p.std) for p in curve)])
     x, y, error = zip(*pairs, strict=True)
     style: dict[str, Any] = (
         {"alpha": 0.3, "linestyle": "--"} if faded else {"label": LABELS.get(method, method)}

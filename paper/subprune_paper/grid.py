@@ -124,12 +124,12 @@ class Job:
 
 def cells_of(config: Config) -> list[Cell]:
     """All cells of the grid, each once: no fine-tuning, seeds or methods for the dense network."""
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for value in config.values:
         for method in config.methods if value != 1 else (DENSE,):
             for cell in _cells(config, method, value):
-                found.setdefault(cell.key, cell)
-    return list(found.values())
+                cells.setdefault(cell.key, cell)
+    return list(cells.values())
 
 
 def _cells(config: Config, method: str, value: float) -> Iterable[Cell]:
@@ -190,11 +190,13 @@ def jobs_of(cells: Sequence[Cell], sources: tuple[tuple[str, str], ...] = ()) ->
     jobs = [
         Job(
             tuple(
-                sorted(own, key=lambda c: (c.method, c.value, c.batchnorm, order.index(c.finetune)))
+                sorted(
+                    family, key=lambda c: (c.method, c.value, c.batchnorm, order.index(c.finetune))
+                )
             ),
             sources,
         )
-        for own in families.values()
+        for family in families.values()
     ]
     # all of one seed first, so that there is soon a picture
     return sorted(jobs, key=lambda job: job.cells[0].seed)
@@ -203,7 +205,7 @@ def jobs_of(cells: Sequence[Cell], sources: tuple[tuple[str, str], ...] = ()) ->
 def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
     """``["method=a,b", "seed=42"]`` → ``{"method": {"a", "b"}, "seed": {"42"}}``."""
     names = [field.name for field in dataclasses.fields(Cell)]
-    found: dict[str, set[str]] = {}
+    filters: dict[str, set[str]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or name not in names:
@@ -211,25 +213,25 @@ def parse_filters(texts: Sequence[str]) -> dict[str, set[str]]:
                 f"--only {text!r}: {closest(name, names)}write NAME=VALUE[,VALUE…] with one of "
                 f"{', '.join(names)}."
             )
-        found.setdefault(name, set()).update(values.split(","))
-    return found
+        filters.setdefault(name, set()).update(values.split(","))
+    return filters
 
 
 def select(cells: Sequence[Cell], filters: dict[str, set[str]]) -> list[Cell]:
-    """The cells that agree with all filters, and the dense one, which reports need; no other at all
-    is refused.
+    """The cells that match all filters, and the dense one, which reports need; filters that match
+    nothing are refused.
     """
-    left = [
+    matching = [
         cell
         for cell in cells
         if all(_text(getattr(cell, n)) in values for n, values in filters.items())
     ]
-    if cells and not left:
-        said = ", ".join(f"{n}={','.join(sorted(v))}" for n, v in filters.items())
+    if cells and not matching:
+        asked = ", ".join(f"{n}={','.join(sorted(v))}" for n, v in filters.items())
         raise OptionError(
-            f"--only {said} leaves no cell of the grid; look at `subprune experiment status`."
+            f"--only {asked} leaves no cell of the grid; look at `subprune experiment status`."
         )
-    wanted = {cell.key for cell in left}
+    wanted = {cell.key for cell in matching}
     return [cell for cell in cells if cell.key in wanted or cell.method == DENSE]
 
 

@@ -102,7 +102,9 @@ def _work(connection: Connection, parent: int) -> None:
 
 
 class _Stage:
-    """Sends stages, at most a few per second; all are equal, so that caches do not tell them apart."""
+    """Sends stages, at most a few per second; all are equal,
+    so that caches do not tell them apart.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._last = connection, 0.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from subprune.errors import SubpruneError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.zoo import assets_dir
 from subprune.zoo.datasets import Images, load
 from subprune.zoo.readers import idx_bytes

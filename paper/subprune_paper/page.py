@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.figures import (
     can_draw,
@@ -37,34 +37,36 @@ from subprune_paper.tables import (
 
 __all__ = ["made_with", "page", "write_report"]
 
-Found = dict[Group, list[Point]]
+Curves = dict[Group, list[Point]]
 
 
 def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path]:
     """report.html, summary.csv and, where matplotlib is installed, the figures, from the rows of a
     grid.
     """
-    found, dense = points(config, rows), dense_top1(rows)
-    if not found or math.isnan(dense):
+    curves, dense = points(config, rows), dense_top1(rows)
+    if not curves or math.isnan(dense):
         raise DataError(
             "the dense cell and at least one other must be finished for a report; "
             "run the experiment."
         )
     written = [write_atomic(folder / "report.html", page(config, rows).encode())]
-    written.append(write_csv(summary_rows(found), folder / "summary.csv"))
-    return written + (write_figures(config, found, dense, folder / "figures") if can_draw() else [])
+    written.append(write_csv(summary_rows(curves), folder / "summary.csv"))
+    return written + (
+        write_figures(config, curves, dense, folder / "figures") if can_draw() else []
+    )
 
 
 def page(config: Config, rows: Sequence[Row]) -> str:
     """The page as text."""
-    found, dense = points(config, rows), dense_top1(rows)
+    curves, dense = points(config, rows), dense_top1(rows)
     by_ratio = config.target == "compression"
     data = {
         "axis": f"{'compression ratio' if by_ratio else 'share of channels kept'} (log scale)",
         "letter": "c" if by_ratio else "share",
-        "values": sorted({1.0, *(p.value for own in found.values() for p in own)}),
+        "values": sorted({1.0, *(p.value for curve in curves.values() for p in curve)}),
         "facts": _facts(config, rows, dense),
-        "sections": [_section(config, found, dense, *pair) for pair in panels(found)],
+        "sections": [_section(config, curves, dense, *pair) for pair in panels(curves)],
     }
     template = (Path(__file__).resolve().parent / "page.html").read_text(encoding="utf-8")
     embedded = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
@@ -78,12 +80,12 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     images = next((row["images"] for row in rows if row["images"]), 0)
     paper = f", {config.paper_dense:.2f} in the paper" if config.paper_dense else ""
     facts = [
-        f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± standard deviation "
-        "over seeds, where there are several."
+        f"Dense top-1: {dense:.2f} here{paper}. Top-1 counted on {images:,} test images; mean ± "
+        "standard deviation over seeds, where there are several."
     ]
     facts.append(
-        f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} failed. "
-        f"Budgets of layerwise methods: {config.allocate}"
+        f"{states['done']} cells done, {states['infeasible']} not feasible, {states['failed']} "
+        f"failed. Budgets of layerwise methods: {config.allocate}"
         + (
             f", measured on {config.verify_samples:,} training images."
             if "equal" in config.allocate
@@ -92,9 +94,9 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
     )
     if config.paper_model and config.target == "compression":
         facts.append(
-            "The paper's accuracies count the last batch as full, about 1.1% too low; so differences are between "
-            "shares of the dense accuracy that are left, ours less the paper's, in points. Its fine-tuned rows are "
-            "taken as fine-tuned on all data."
+            "The paper's accuracies count the last batch as full, about 1.1% too low; so "
+            "differences are between shares of the dense accuracy that are left, ours less the "
+            "paper's, in points. Its fine-tuned rows are taken as fine-tuned on all data."
         )
     return [*facts, f"Made with {made_with(rows)}."]
 
@@ -105,11 +107,13 @@ def made_with(rows: Iterable[Row]) -> str:
     """
     commits: dict[str, Counter[str]] = {}
     for row in rows:
-        found = json.loads(row["versions"])
+        packages = json.loads(row["versions"])
         text = ", ".join(
-            f"{name} {found[name]}" for name in ("subprune", "torch", "python") if name in found
+            f"{name} {packages[name]}"
+            for name in ("subprune", "torch", "python")
+            if name in packages
         )
-        commits.setdefault(text, Counter())[found.get("commit", "")] += 1
+        commits.setdefault(text, Counter())[packages.get("commit", "")] += 1
     return "; ".join(_versions(text, commits[text]) for text in sorted(commits))
 
 
@@ -127,16 +131,16 @@ def _versions(text: str, commits: Counter[str]) -> str:
 
 
 def _section(
-    config: Config, found: Found, dense: float, batchnorm: str, finetune: str
+    config: Config, curves: Curves, dense: float, batchnorm: str, finetune: str
 ) -> dict[str, Any]:
-    own = {g: p for g, p in found.items() if g[2:] == (batchnorm, finetune)}
+    section = {g: p for g, p in curves.items() if g[2:] == (batchnorm, finetune)}
     ordered = [
         (m, rw)
-        for m in methods_in_order(own)
+        for m in methods_in_order(section)
         for rw in (True, False)
-        if (m, rw, batchnorm, finetune) in own
+        if (m, rw, batchnorm, finetune) in section
     ]
-    lines = [(m, rw, own[m, rw, batchnorm, finetune]) for m, rw in ordered]
+    lines = [(m, rw, section[m, rw, batchnorm, finetune]) for m, rw in ordered]
     return {
         "title": setting_title(batchnorm, finetune),
         "series": [_series(*line, dense) for line in lines],
@@ -148,11 +152,11 @@ def _section(
     }
 
 
-def _series(method: str, reweight: bool, own: list[Point], dense: float) -> dict[str, Any]:
+def _series(method: str, reweight: bool, curve: list[Point], dense: float) -> dict[str, Any]:
     start = {"value": 1, "top1": dense, "std": 0, "runs": 1, "paper": None}
     measured = [
         {"value": p.value, "top1": p.top1, "std": p.std, "runs": p.runs, "paper": p.paper_top1}
-        for p in own
+        for p in curve
     ]
     return {
         "method": method,
@@ -170,11 +174,11 @@ Lines = list[tuple[str, bool, list[Point]]]
 def _table(
     title: str, lines: Lines, config: Config, cell: Callable[[Point], dict[str, str]]
 ) -> dict[str, Any]:
-    values = sorted({p.value for _, _, own in lines for p in own})
+    values = sorted({p.value for _, _, curve in lines for p in curve})
     sign = "c = " if config.target == "compression" else "kept "
     rows = []
-    for method, reweight, own in lines:
-        by_value = {p.value: p for p in own}
+    for method, reweight, curve in lines:
+        by_value = {p.value: p for p in curve}
         cells = [cell(by_value[v]) if v in by_value else {"text": "–"} for v in values]
         rows.append({"label": LABELS.get(method, method), "reweight": reweight, "cells": cells})
     return {"title": title, "columns": [f"{sign}{v:g}" for v in values], "rows": rows}

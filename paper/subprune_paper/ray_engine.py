@@ -81,11 +81,11 @@ class RayEngine:
             return Event("ended", number)
         except self._ray.exceptions.RayError as error:
             del self._streams[stream]
-            said = str(error).strip().splitlines()
+            lines = str(error).strip().splitlines()
             return Event(
                 "lost",
                 number,
-                text=f"{type(error).__name__}: {said[0] if said else 'the worker was lost'}",
+                text=f"{type(error).__name__}: {lines[0] if lines else 'the worker was lost'}",
             )
         return Event("outcome", number, cell=cell, outcome=outcome)
 

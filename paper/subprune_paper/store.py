@@ -110,9 +110,9 @@ class Store:
 
     def rows(self, keys: Iterable[str] | None = None) -> list[Row]:
         """All rows, or those of these cells, in a fixed order."""
-        found = [dict(row) for row in self._db.execute("SELECT * FROM cells ORDER BY key")]
+        rows = [dict(row) for row in self._db.execute("SELECT * FROM cells ORDER BY key")]
         wanted = None if keys is None else set(keys)
-        return [row for row in found if wanted is None or row["key"] in wanted]
+        return [row for row in rows if wanted is None or row["key"] in wanted]
 
     def finished(self) -> set[str]:
         """Keys of the cells that need not be run any more."""
@@ -151,7 +151,9 @@ class Store:
         return changed > 0
 
     def claim(self, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that are now ours to run: not finished, and claimed by no living run."""
+        """Those of the keys that are now ours to run: not finished,
+        and claimed by no living run.
+        """
         self._hold_lock()
         with self._write():
             open_ = set(keys) - self.finished()

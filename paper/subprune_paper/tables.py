@@ -13,7 +13,7 @@ from statistics import mean, pstdev
 from typing import Any
 
 from subprune.errors import DataError, OptionError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune_paper.config import Config
 from subprune_paper.grid import DENSE
 from subprune_paper.store import COLUMNS, SETTINGS, Row
@@ -85,7 +85,7 @@ class Point:
 def paper_rows() -> dict[tuple[str, str, bool, bool, float], dict[str, float]]:
     """The paper's tables, by (model, method, reweighted, fine-tuned, compression)."""
     names = {label: name for name, label in LABELS.items()}
-    found = {}
+    rows = {}
     with (Path(__file__).resolve().parent / "paper_tables.csv").open(
         newline="", encoding="utf-8"
     ) as file:
@@ -98,8 +98,8 @@ def paper_rows() -> dict[tuple[str, str, bool, bool, float], dict[str, float]]:
             )
             numbers = ("top1", "flops_speedup", "pruning_seconds")
             whole = (*key, float(row["compression"]))
-            found[whole] = {n: float(row[n]) for n in numbers}
-    return found
+            rows[whole] = {n: float(row[n]) for n in numbers}
+    return rows
 
 
 def dense_top1(rows: Sequence[Row]) -> float:
@@ -118,23 +118,23 @@ def points(config: Config, rows: Sequence[Row]) -> dict[Group, list[Point]]:
         if row["status"] == "done" and row["method"] != DENSE:
             group = (row["method"], bool(row["reweight"]), row["batchnorm"], row["finetune"])
             cells[group, row["value"]].append(row)
-    found: dict[Group, list[Point]] = defaultdict(list)
-    for (group, value), own in sorted(cells.items(), key=lambda item: (item[0][0], item[0][1])):
-        found[group].append(_point(config, group, value, own, dense))
-    return dict(found)
+    curves: dict[Group, list[Point]] = defaultdict(list)
+    for (group, value), runs in sorted(cells.items(), key=lambda item: (item[0][0], item[0][1])):
+        curves[group].append(_point(config, group, value, runs, dense))
+    return dict(curves)
 
 
-def _point(config: Config, group: Group, value: float, own: Sequence[Row], dense: float) -> Point:
-    top1 = [row["top1"] for row in own]
+def _point(config: Config, group: Group, value: float, runs: Sequence[Row], dense: float) -> Point:
+    top1 = [row["top1"] for row in runs]
     point: dict[str, Any] = {
         "value": value,
-        "runs": len(own),
+        "runs": len(runs),
         "top1": mean(top1),
         "std": pstdev(top1),
     }
-    point["speedup"] = mean(row["speedup"] for row in own)
-    point["seconds"] = mean(row["prune_seconds"] for row in own)
-    point["budget_seconds"] = mean(row["budget_seconds"] for row in own)
+    point["speedup"] = mean(row["speedup"] for row in runs)
+    point["seconds"] = mean(row["prune_seconds"] for row in runs)
+    point["budget_seconds"] = mean(row["budget_seconds"] for row in runs)
     point["share"] = mean(top1) / dense
     method, reweight, _, finetune = group
     paper = paper_rows().get((config.paper_model, method, reweight, finetune == "full", value))
@@ -150,11 +150,11 @@ def _point(config: Config, group: Group, value: float, own: Sequence[Row], dense
     return Point(**point)
 
 
-def summary_rows(found: dict[Group, list[Point]]) -> list[dict[str, Any]]:
+def summary_rows(curves: dict[Group, list[Point]]) -> list[dict[str, Any]]:
     """One row per method and value, for a CSV file."""
     rows = []
-    for (method, reweight, batchnorm, finetune), own in found.items():
-        for p in own:
+    for (method, reweight, batchnorm, finetune), curve in curves.items():
+        for p in curve:
             rows.append(
                 {
                     "method": method,

@@ -18,10 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from subprune.errors import DataError, SubpruneError
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.weights import save_weights
-from subprune_paper.training import Epoch, Recipe, recipe, recipe_names, train
+from subprune_paper.training import Epoch, TrainingRecipe, recipe, recipe_names, train
 
 __all__ = ["main", "metadata"]
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> Recipe:
+def _plan(options: argparse.Namespace) -> TrainingRecipe:
     """The named recipe with the options applied."""
     plan = recipe(options.model)
     plan = plan if options.epochs is None else plan.shortened(options.epochs)
@@ -101,7 +101,7 @@ def _checked_output(output: Path) -> Path:
 
 
 def metadata(
-    plan: Recipe, seed: int, history: list[Epoch], correct: int, test: Images
+    plan: TrainingRecipe, seed: int, history: list[Epoch], correct: int, test: Images
 ) -> dict[str, str]:
     """What is written beside the weights, all as text: how they were made and what they reach."""
     return {
@@ -120,7 +120,7 @@ def metadata(
 
 
 @contextmanager
-def _progress(console: Console, plan: Recipe) -> Iterator[Callable[[Epoch], None]]:
+def _progress(console: Console, plan: TrainingRecipe) -> Iterator[Callable[[Epoch], None]]:
     """A bar in a terminal; one line per epoch anywhere else."""
     if not console.is_terminal:
         yield lambda epoch: console.print(_line(epoch, plan), highlight=False)
@@ -138,7 +138,7 @@ def _progress(console: Console, plan: Recipe) -> Iterator[Callable[[Epoch], None
         )
 
 
-def _line(epoch: Epoch, plan: Recipe) -> str:
+def _line(epoch: Epoch, plan: TrainingRecipe) -> str:
     return f"epoch {epoch.number}/{plan.epochs}  loss {epoch.loss:.5f}  {epoch.seconds:.1f} s"
 
 

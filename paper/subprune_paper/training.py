@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError, closest
-from subprune.zoo.accuracy import channels_last, mode
 from subprune.zoo.datasets import Images
+from subprune.zoo.evaluation import channels_last, mode
 from subprune.zoo.models import build
 from subprune_paper import compiled
 from subprune_paper.augmentation import augment
 
 __all__ = [
     "Epoch",
-    "Recipe",
+    "TrainingRecipe",
     "finetune_recipe",
     "fit",
     "recipe",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How to train a network.
 
     Attributes:
@@ -84,12 +84,12 @@ class Recipe:
 
     def rate(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 1."""
-        found = self.learning_rate
+        rate = self.learning_rate
         for _ in range(sum(drop < epoch for drop in self.drops)):
-            found *= 0.1
-        return found
+            rate *= 0.1
+        return rate
 
-    def shortened(self, epochs: int) -> Recipe:
+    def shortened(self, epochs: int) -> TrainingRecipe:
         """The same recipe for another number of epochs, the drops moved in proportion."""
         drops = tuple(round(drop * epochs / self.epochs) for drop in self.drops)
         return dataclasses.replace(self, epochs=epochs, drops=drops)
@@ -108,7 +108,7 @@ class Epoch:
     loop: str  # "pytorch" or "compiled"
 
 
-_CIFAR = Recipe(
+_CIFAR = TrainingRecipe(
     "vgg11",
     "cifar10",
     epochs=200,
@@ -117,7 +117,7 @@ _CIFAR = Recipe(
     augmented=True,
     channels_last=True,
 )
-_LENET = Recipe("lenet", "mnist", epochs=200, optimizer="sgd", channels_last=True)
+_LENET = TrainingRecipe("lenet", "mnist", epochs=200, optimizer="sgd", channels_last=True)
 _RESNETS = tuple(f"resnet{depth}{kind}" for depth in (20, 32, 44, 56, 110) for kind in ("", "-b"))
 _RECIPES = {
     "lenet": _LENET,
@@ -131,7 +131,7 @@ def recipe_names() -> list[str]:
     return sorted(_RECIPES)
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str) -> TrainingRecipe:
     """The paper's recipe for training a network from scratch; its ResNets were given, so they use
     VGG11's.
     """
@@ -143,7 +143,7 @@ def recipe(name: str) -> Recipe:
     return _RECIPES[name]
 
 
-def finetune_recipe(name: str) -> Recipe:
+def finetune_recipe(name: str) -> TrainingRecipe:
     """The paper's recipe for fine-tuning a pruned network: Adam, 10 epochs for LeNet, 20 for the
     others.
     """
@@ -152,7 +152,7 @@ def finetune_recipe(name: str) -> Recipe:
 
 
 def train(
-    plan: Recipe, images: Images, seed: int, on_epoch: Callable[[Epoch], None] | None = None
+    plan: TrainingRecipe, images: Images, seed: int, on_epoch: Callable[[Epoch], None] | None = None
 ) -> tuple[nn.Module, list[Epoch]]:
     """Initialise the recipe's network from `seed` and train it; it is returned in eval mode."""
     with _seeded(seed):
@@ -163,7 +163,7 @@ def train(
 def fit(
     model: nn.Module,
     images: Images,
-    plan: Recipe,
+    plan: TrainingRecipe,
     seed: int,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> list[Epoch]:
@@ -208,7 +208,7 @@ class _Loop:
     name = "pytorch"
 
     def __init__(
-        self, model: nn.Module, images: Images, plan: Recipe, generator: torch.Generator
+        self, model: nn.Module, images: Images, plan: TrainingRecipe, generator: torch.Generator
     ) -> None:
         self.model, self.images, self.plan, self.generator = model, images, plan, generator
         self.optimizer = _optimizer(model, plan)
@@ -234,11 +234,11 @@ class _Loop:
         return float(total) / len(images)
 
 
-def _layout(inputs: Tensor, plan: Recipe) -> Tensor:
+def _layout(inputs: Tensor, plan: TrainingRecipe) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last) if plan.channels_last else inputs
 
 
-def _optimizer(model: nn.Module, plan: Recipe) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, plan: TrainingRecipe) -> torch.optim.Optimizer:
     rate, decay = plan.learning_rate, plan.weight_decay
     if plan.optimizer == "adam":
         return torch.optim.Adam(

@@ -16,7 +16,7 @@ from subprune.errors import DataError
 from subprune.zoo.datasets import Images, load
 from subprune.zoo.models import LeNet, shipped_lenet
 from subprune_paper import compiled
-from subprune_paper.training import Recipe, finetune_recipe, fit
+from subprune_paper.training import TrainingRecipe, finetune_recipe, fit
 
 PLAN = dataclasses.replace(finetune_recipe("lenet"), epochs=2, dataset="mnist-sample")
 needs_compiler = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def lenet(conv1: int, conv2: int, fc1: int, fc2: int, seed: int = 0) -> LeNet:
 
 
 def both(
-    model: LeNet, images: Images, plan: Recipe
+    model: LeNet, images: Images, plan: TrainingRecipe
 ) -> tuple[LeNet, LeNet, list[float], list[float]]:
     """The model trained by PyTorch and by the compiled loop, and their losses."""
     copies, losses = [], []

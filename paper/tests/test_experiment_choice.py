@@ -29,7 +29,7 @@ TINY: dict[str, Any] = {
     "reweight": [True],
     "batches": 1,
     "batch_size": 16,
-    "verification": 100,
+    "verify_samples": 100,
     "test": 20,
     "allocate": "uniform",
 }

@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
     "seeds": [1],
     "batches": 1,
     "batch_size": 64,
-    "verification": 100,
+    "verify_samples": 100,
     "test": 200,
     "finetune": ["none", "limited"],
     "finetune_epochs": 1,

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from subprune.errors import DataError, OptionError
-from subprune.zoo.accuracy import count_correct
 from subprune.zoo.datasets import Images, load
+from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, build
 from subprune.zoo.weights import load_weights
 from subprune_paper import train as script
 from subprune_paper.training import (
-    Recipe,
+    TrainingRecipe,
     finetune_recipe,
     fit,
     recipe,
@@ -171,7 +171,7 @@ def test_the_script_writes_weights_that_say_how_they_were_made(
     model = LeNet()
     found = load_weights(model, output)
     made = json.loads(found["recipe"])
-    assert Recipe(**{**made, "drops": tuple(made["drops"])}) == dataclasses.replace(
+    assert TrainingRecipe(**{**made, "drops": tuple(made["drops"])}) == dataclasses.replace(
         recipe("lenet").shortened(1), dataset="mnist-sample", channels_last=False
     )
     assert found["seed"] == "9"

@@ -1,1 +1,1 @@
-"""Who gives up how much: goals, and the allocators that share them out over the groups."""
+"""Who gives up how much: goals, and the allocators that divide them among the groups."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -20,18 +20,20 @@ from subprune.budget.cache import Cache
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
-from subprune.fit.fit import Fit
 from subprune.loop.looks import looks
-from subprune.loop.recipe import Recipe
-from subprune.loop.visits import Tick, Visit
 from subprune.loop.walk import alone
 from subprune.measure.answers import IGNORED, Reading, read_program
 from subprune.messages import Message
-from subprune.select.selector import Setting
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage, Run
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Tick, Visit
+    from subprune.select.selector import Setting
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = [
     "FRACTIONS",
@@ -98,7 +100,9 @@ class AccuracyCurve:
     values: tuple[float, ...]
 
     def monotone(self, units: int) -> np.ndarray:
-        """P(k) for k = 0 … units, never falling: capped at the last value, falling points left out."""
+        """P(k) for k = 0 … units, never falling: capped at the last value,
+        falling points left out.
+        """
         kept_k, kept_p = [0], [0.0]
         for k, p in zip(self.counts, self.values, strict=True):
             p = min(p, self.values[-1])
@@ -133,9 +137,16 @@ def accuracy_curves(
     if not missing:
         return known
     reading = _reading(verification)
-    own = verification.start().answers(reading.classes)
-    goal = _labels(verification, own) if labels else own
-    probe = _Probe(verification, missing, reading, goal, recipe.fit.plain(), _share(own, goal))
+    predictions = verification.start().answers(reading.classes)
+    right_answers = _labels(verification, predictions) if labels else predictions
+    probe = _Probe(
+        verification,
+        missing,
+        reading,
+        right_answers,
+        recipe.fit.plain(),
+        _share(predictions, right_answers),
+    )
     for visit in looks(setting, recipe, groups=missing, tick=tick):
         curve = probe.curve(visit, measured_counts(visit.group.n_units, fractions))
         known[visit.group.name] = curve
@@ -179,10 +190,10 @@ class _Probe:
         return _share(trial.answers(self.reading.classes), self.goal)
 
 
-def _share(found: Sequence[Tensor], goal: Sequence[Tensor]) -> float:
+def _share(answers: Sequence[Tensor], right_answers: Sequence[Tensor]) -> float:
     """Share of right answers; those whose label says so are not counted."""
-    right = sum(int((x == y).sum()) for x, y in zip(found, goal, strict=True))
-    return right / sum(int((y != IGNORED).sum()) for y in goal)
+    right = sum(int((x == y).sum()) for x, y in zip(answers, right_answers, strict=True))
+    return right / sum(int((y != IGNORED).sum()) for y in right_answers)
 
 
 def _reading(verification: Calibration) -> Reading:
@@ -198,8 +209,8 @@ def _reading(verification: Calibration) -> Reading:
 
 
 def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor]:
-    found = [b.labels for b in verification.batches if b.labels is not None]
-    if len(found) < len(verification.batches):
+    labels_of_batches = [b.labels for b in verification.batches if b.labels is not None]
+    if len(labels_of_batches) < len(verification.batches):
         raise DataError(
             Message(
                 "equal accuracy needs labels: give {verify_data:name} with labels, or use "
@@ -207,19 +218,19 @@ def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor
                 allocate="equal-agreement",
             )
         )
-    for labels, own in zip(found, answers, strict=True):
-        if labels.shape != own.shape or not bool((labels != IGNORED).any()):
+    for labels, answer in zip(labels_of_batches, answers, strict=True):
+        if labels.shape != answer.shape or not bool((labels != IGNORED).any()):
             raise DataError(
                 Message(
                     "equal accuracy needs one label for every answer, of shape {wanted}; "
                     "{verify_data:name} has labels of shape {got}, or all of them are {ignored}, "
                     "which are not counted",
-                    wanted=tuple(own.shape),
+                    wanted=tuple(answer.shape),
                     got=tuple(labels.shape),
                     ignored=IGNORED,
                 )
             )
-    return found
+    return labels_of_batches
 
 
 def equal_accuracy(
@@ -230,13 +241,13 @@ def equal_accuracy(
     rounding: Rounding,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
-    """The highest common accuracy that meets the target; what is left goes to the largest fraction
+    """The highest common accuracy that meets the goal; what is left goes to the largest fraction
     first.
 
     Each group takes the smallest measured number of units that reaches the accuracy: in the paper,
     budgets come from a fixed set of fractions, and the line between two measured points decides
     nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
-    the fraction 0.2), and counts when the rest is handed out.
+    the fraction 0.2), and counts when the rest is distributed.
     """
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}

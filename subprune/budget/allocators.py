@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
 from subprune.budget.balanced import Balanced
-from subprune.budget.demand import Allocator
 from subprune.budget.error import Error
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
-from subprune.budget.scores import Score
+from subprune.budget.score import Score
 from subprune.budget.uniform import Uniform
+
+if TYPE_CHECKING:
+    from subprune.budget.demand import Allocator
 
 __all__ = ["ALLOCATORS", "DEFAULT", "AllocatorName"]
 

@@ -4,9 +4,9 @@ Error curves are relative to what a layer receives. Where a few tokens carry mos
 language model's massive activations), a handful of units explains nearly all of it, and the
 smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
 curves are those of typical rows: none counts with more than a few times the median energy. Widths
-are the geometric mean of those with the smallest sum of errors and of equal
-fractions: on ResNet56 better than either. And no group falls far below its even share, which is rounded up, so that
-groups of few large units (three heads) are not the first to lose one.
+are the geometric mean of those with the smallest sum of errors and of equal fractions: on ResNet56
+better than either. And no group falls far below its even share, which is rounded up, so that groups
+of few large units (three heads) are not the first to lose one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.budget.knapsack import by_knapsack
-from subprune.select.greedy import KeepOrder
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+from subprune.budget.hulls import by_knapsack
+from subprune.loop.looks import curves
+
+if TYPE_CHECKING:
+    from subprune.select.keep_order import KeepOrder
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["LEAST_SHARE", "Balanced", "by_balance", "even_share"]
 
@@ -47,8 +50,8 @@ class Balanced(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        curves = demand.curves(clip=_CLIP)
-        return by_balance(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+        orders = demand.outcome(curves, clip=_CLIP)
+        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
 
 
 def by_balance(
@@ -58,7 +61,7 @@ def by_balance(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the target."""
+    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the goal."""
     even = even_share(groups, cost, limit, rounding)
     cheapest = by_knapsack(groups, curves, cost, limit, rounding)
 
@@ -80,7 +83,7 @@ def by_balance(
 def even_share(
     groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
 ) -> Counts:
-    """The largest common fraction that meets the target, in every group rounded up."""
+    """The largest common fraction that meets the goal, in every group rounded up."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
-from subprune.statistics.calibration import Calibration
+from subprune.files import write_atomic
 
 __all__ = ["Cache", "fingerprint"]
 
 VERSION = 2
 
 
+@runtime_checkable
+class Contents(Protocol):
+    """Something of which a part after the other is hashed, such as a calibration."""
+
+    def contents(self) -> Iterable[tuple[str, Any]]: ...
+
+
 def fingerprint(*parts: Any) -> str:
     """A hash of plain values, tensors, and calibrations (the model's weights and all batches)."""
     digest = hashlib.sha256()
     for part in parts:
-        if isinstance(part, Calibration):
-            for name, x in sorted(part.start().tensors.items()):
-                _feed(digest, name, x)
-            for batch in part.batches:
-                for x in tree_flatten((batch.inputs, batch.labels))[0]:
-                    _feed(digest, "batch", x)
-            digest.update(repr([str(op.func) for op in part.structure.program.ops]).encode())
-        else:
-            _feed(digest, "value", part)
+        named = part.contents() if isinstance(part, Contents) else [("value", part)]
+        for name, x in named:
+            _feed(digest, name, x)
     return digest.hexdigest()
 
 

@@ -6,18 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from subprune.budget.explicit import explicit, fraction
 from subprune.budget.goal import Counts, Goal, Limit, Rounding
-from subprune.loop.looks import curves
-from subprune.loop.recipe import Recipe
-from subprune.loop.visits import Tick
-from subprune.select.greedy import KeepOrder
-from subprune.select.selector import Setting
-from subprune.statistics.calibration import Calibration
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Tick
+    from subprune.select.selector import Setting
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["LATENCY_STEPS", "Allocator", "Demand"]
 
@@ -28,7 +28,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Allocator(ABC):
-    """Shares out a goal over the groups: who gives up how much."""
+    """Divides a goal among the groups: who gives up how much."""
 
     role: ClassVar[str] = "allocator"
     name: ClassVar[str]
@@ -38,7 +38,7 @@ class Allocator(ABC):
     pools_units: ClassVar[bool] = False
     # Whether it runs pruned models to see what they answer, which takes long.
     measures_answers: ClassVar[bool] = False
-    # Whether it measures accuracy, which verification data must be there for to be honest.
+    # Whether it measures accuracy, which is honest only on verification data.
     needs_verification: ClassVar[bool] = False
 
     @abstractmethod
@@ -86,14 +86,11 @@ class Demand:
         known: Outcome = self.memory[key]
         return known
 
-    def curves(self, clip: float | None = None) -> dict[str, KeepOrder]:
-        """Keep orders and error curves of all groups on the dense model.
-
-        With `clip`, no row of data counts with more than so many times the median energy.
-        """
+    def outcome(self, look: Callable[..., Outcome], **how: Any) -> Outcome:
+        """What a look at all groups gives, such as `subprune.loop.looks.curves`; made once."""
         return self.remember(
-            ("curves", clip),
-            lambda: curves(self.setting, self.recipe, clip=clip, tick=self.tick),
+            (look.__name__, *sorted(how.items())),
+            lambda: look(self.setting, self.recipe, tick=self.tick, **how),
         )
 
     def counts(self) -> Counts:
@@ -131,5 +128,5 @@ class Demand:
 
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""
-        left = tuple(g for g in self.groups if g.name not in names)
-        return replace(self, setting=replace(self.setting, groups=left))
+        others = tuple(g for g in self.groups if g.name not in names)
+        return replace(self, setting=replace(self.setting, groups=others))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.select.greedy import KeepOrder
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+from subprune.loop.looks import curves
+
+if TYPE_CHECKING:
+    from subprune.select.keep_order import KeepOrder
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Error", "by_error"]
 
@@ -25,8 +28,8 @@ class Error(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        curves = demand.curves()
-        return by_error(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+        orders = demand.outcome(curves)
+        return by_error(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
 
 
 def by_error(
@@ -36,7 +39,7 @@ def by_error(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """One threshold on the relative input change for all groups, as small as the target allows."""
+    """One threshold on the relative input change for all groups, as small as the goal allows."""
     errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
     levels = np.unique(np.concatenate(list(errors.values())))[::-1]
 

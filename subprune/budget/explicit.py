@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from subprune.budget.goal import Counts, Rounding
 from subprune.errors import BudgetError, closest
 from subprune.messages import Message
-from subprune.structure import Group
+
+if TYPE_CHECKING:
+    from subprune.budget.goal import Counts, Rounding
+    from subprune.structure.groups import Group
 
 __all__ = ["check_fraction", "explicit", "fraction", "missed"]
 
@@ -21,7 +24,8 @@ def explicit(
         if name not in known:
             raise BudgetError(
                 Message(
-                    "{budgets=} names {group!r}, which is not prunable: {hint}allowed are {allowed}",
+                    "{budgets=} names {group!r}, which is not prunable: "
+                    "{hint}allowed are {allowed}",
                     group=name,
                     hint=closest(name, known),
                     allowed=", ".join(known),
@@ -31,8 +35,8 @@ def explicit(
         if isinstance(k, bool) or not isinstance(k, int) or not least <= k <= most:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be an integer from {least} to {most}, the number of units, "
-                    "got {got!r}",
+                    "{budgets:item} must be an integer from {least} to {most}, the "
+                    "number of units, got {got!r}",
                     budgets=name,
                     least=least,
                     most=most,
@@ -43,8 +47,8 @@ def explicit(
         if k % multiple and k != known[name].n_units:
             raise BudgetError(
                 Message(
-                    "{budgets:item} must be a multiple of {multiple}, the model's own code takes no "
-                    "other widths there; got {got}, the nearest is {nearest}",
+                    "{budgets:item} must be a multiple of {multiple}, since the model's own code "
+                    "takes no other widths there; got {got}, the nearest is {nearest}",
                     budgets=name,
                     multiple=multiple,
                     got=k,
@@ -61,25 +65,25 @@ def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts
 
 
 def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
-    """Refuse what is no fraction, and one that rounding leaves without any effect."""
+    """Refuse what is not a fraction, and one that rounding leaves without effect."""
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
         raise BudgetError(Message(why, got=keep))
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
-        own = (
+        reason = (
             f", and the model's own code runs with multiples of {multiple}"
             if multiple > rounding.to
             else ""
         )
         raise BudgetError(
             Message(
-                "{keep=} cannot be reached with {round_to=}{own}: the widest group has {widest} "
+                "{keep=} cannot be reached with {round_to=}{reason}: the widest group has {widest} "
                 "units, so all would stay whole; give a {round_to:name} below {widest}",
                 keep=keep,
                 round_to=rounding.to,
-                own=own,
+                reason=reason,
                 widest=widest,
             )
         )
@@ -100,7 +104,7 @@ def missed(
         return ""
     more = f" and {len(over) - 5} more" if len(over) > 5 else ""
     return Message(
-        "target missed: {keep=}, but no group goes below one unit, or {round_to:name} of them; it "
+        "goal missed: {keep=}, but no group goes below one unit, or {round_to:name} of them; it "
         "kept {over}{more}",
         keep=keep,
         over=", ".join(over[:5]),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from subprune.errors import BudgetError
 from subprune.messages import Message
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+
+if TYPE_CHECKING:
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
 
@@ -56,14 +59,16 @@ class Limit:
     inputs: int = 1  # in that call
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
-        """What the limit is about, for these numbers of units; where units differ in size, at most."""
+        """What the limit is about, for these numbers of units;
+        where units differ in size, an upper bound.
+        """
         return cost.at_most(self.quantity, counts)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
         return self.size(cost, counts) <= self.most
 
     def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
-        """Refuse a target that even one unit per group does not meet, and name the nearest that can
+        """Refuse a goal that even one unit per group does not meet, and name the nearest that can
         be.
         """
         least, full = self.size(cost, smallest), self.size(cost, {})
@@ -179,7 +184,7 @@ def fill(
     urgency: Callable[[Group, int], float],
 ) -> Counts:
     """Add units, most urgent group first, until not one more fits: the largest model within the
-    target.
+    goal.
     """
     result = dict(counts)
     open_ = {g.name: g for g in groups if result[g.name] < g.n_units}

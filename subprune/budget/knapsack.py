@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts, Limit, Rounding, fill
-from subprune.select.greedy import KeepOrder
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+from subprune.budget.hulls import by_knapsack
+from subprune.loop.looks import curves
 
-__all__ = ["Knapsack", "by_knapsack"]
+if TYPE_CHECKING:
+    from subprune.budget.goal import Counts
+
+__all__ = ["Knapsack"]
 
 
 @dataclass(frozen=True)
@@ -25,57 +23,5 @@ class Knapsack(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        curves = demand.curves()
-        return by_knapsack(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
-
-
-def by_knapsack(
-    groups: Sequence[Group],
-    curves: Mapping[str, KeepOrder],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-) -> Counts:
-    """The smallest sum of relative input changes that the target allows.
-
-    Starts from the whole model and goes down the convex hulls of the error curves: always the step
-    that adds least error for what it saves, with savings counted anew, since they depend on the
-    neighbours' widths.
-    """
-    errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
-    hulls = {g.name: _hull(errors[g.name], rounding.of(g)) for g in groups}
-    counts = {g.name: g.n_units for g in groups}
-    limit.check(cost, {g.name: hulls[g.name][0][0] for g in groups})
-    at = {name: len(hull) - 1 for name, hull in hulls.items()}
-    size = limit.size(cost, counts)
-    while size > limit.most:
-        steps = []
-        for name, i in at.items():
-            if i > 0:
-                (low, more), (_, less) = hulls[name][i - 1], hulls[name][i]
-                smaller = limit.size(cost, {**counts, name: low})
-                steps.append(((more - less) / max(1, size - smaller), name, low, smaller))
-        _, name, counts[name], size = min(steps)
-        at[name] -= 1
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
-
-
-def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tuple[int, float]]:
-    """Vertices (k, error) of the lower convex hull of a curve, from the smallest width to the full
-    one.
-    """
-    n = len(errors) - 1
-    step = max(1, n // points)
-    allowed = sorted({rounding.up(k, n) for k in range(1, n + 1, step)} | {n})
-    hull: list[tuple[int, float]] = []
-    for k in allowed:
-        hull.append((k, float(errors[k])))
-        while len(hull) > 2 and _bends_up(hull[-3:]):
-            hull.pop(-2)
-    return hull
-
-
-def _bends_up(three: list[tuple[int, float]]) -> bool:
-    """Whether the middle point lies on or above the line through the others."""
-    (k0, e0), (k1, e1), (k2, e2) = three
-    return (e2 - e0) * (k1 - k0) <= (e1 - e0) * (k2 - k0)
+        orders = demand.outcome(curves)
+        return by_knapsack(demand.groups, orders, demand.cost, demand.limit, demand.rounding)

@@ -2,7 +2,7 @@
 asked.
 
 Latency depends on widths only, not on which units stay, so candidates are cut without any
-statistics and timed beside the dense model; the budget rule shares out each candidate's FLOPs from
+statistics and timed beside the dense model; the budget rule divides each candidate's FLOPs by
 the same error curves. The winner is timed once more, longer: of many candidates the best is often
 one that was lucky.
 """
@@ -20,7 +20,7 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.cutting.twin import first_line
 from subprune.errors import BudgetError
-from subprune.measure.figures import Latency, side_by_side
+from subprune.measure.measurements import Latency, side_by_side
 from subprune.messages import Message
 
 __all__ = ["LatencyGoal", "by_latency"]
@@ -47,8 +47,10 @@ class LatencyGoal:
         return small <= margin * self.allowed(dense)
 
     def verdict(self, dense: Latency, small: Latency) -> str:
-        """In words, whether it was met; neither is said where the calls' spread covers the limit."""
-        said = Message(
+        """In words, whether it was met; neither is said where the calls' spread covers
+        the limit.
+        """
+        figures = Message(
             "{latency=} allows {allowed:.3g} ms a call, {small:.3g} ms ({share:.0%} of {dense:.3g} "
             "ms) were measured",
             latency=self.asked,
@@ -58,12 +60,12 @@ class LatencyGoal:
             dense=dense.median * 1e3,
         )
         if small.high <= self.allowed(dense.low):
-            return Message("target met: {said}", said=said)
+            return Message("goal met: {figures}", figures=figures)
         if small.low > self.allowed(dense.high):
-            return Message("target missed: {said}; ask for less", said=said)
+            return Message("goal missed: {figures}; ask for less", figures=figures)
         spread = f"half of the calls took {small.low * 1e3:.3g} to {small.high * 1e3:.3g} ms"
-        words = "target within the noise: {said}, and {spread}; ask for less to be sure"
-        return Message(words, said=said, spread=spread)
+        words = "goal within the noise: {figures}, and {spread}; ask for less to be sure"
+        return Message(words, figures=figures, spread=spread)
 
 
 def by_latency(demand: Demand) -> Counts:
@@ -136,9 +138,9 @@ def _timer(demand: Demand) -> Timer:
                 if eager:
                     raise BudgetError(
                         Message(
-                            "{latency=} is met by timing narrower models, and the model's code does "
-                            "not run cut to {counts}: {error}; ask for {flops=} or {budgets=} "
-                            "instead",
+                            "{latency=} is met by timing narrower models, and the "
+                            "model's code does not run cut to {counts}: {error}; ask for "
+                            "{flops=} or {budgets=} instead",
                             counts=counts,
                             error=f"{type(error).__name__}: {first_line(error)}",
                         )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill
-from subprune.loop.looks import sensitivities
-from subprune.select.sensitivity import DELTA, Sensitivity, distinct
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+from subprune.loop.tour import Tour, in_order
+from subprune.select.sensitivity import DELTA, Sensitivity, distinct, sensitivity
 
-__all__ = ["SampleSize", "by_sampling"]
+if TYPE_CHECKING:
+    from subprune.loop.visits import Tick
+    from subprune.select.selector import Setting
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
+
+__all__ = ["SampleSize", "by_sampling", "sensitivities"]
 
 _RANGE = (-9.0, 9.0)  # of log10 of the error
 _STEPS = 60
@@ -28,10 +32,20 @@ class SampleSize(Allocator):
     looks_at: ClassVar[str] = "sensitivities"
 
     def counts(self, demand: Demand) -> Counts:
-        own = demand.remember(
+        measured = demand.remember(
             "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
         )
-        return by_sampling(demand.groups, own, demand.cost, demand.limit, demand.rounding)
+        return by_sampling(demand.groups, measured, demand.cost, demand.limit, demand.rounding)
+
+
+def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
+    """Sensitivities of all units."""
+    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    known = {}
+    for group in in_order(setting.groups):
+        tick(group)
+        known[group.name] = sensitivity(setting.calibration, group, tour.go_to(group).dense)
+    return known
 
 
 def by_sampling(
@@ -47,8 +61,8 @@ def by_sampling(
     """
 
     def expected(group: Group, level: float) -> float:
-        own = sensitivities[group.name]
-        return distinct(own.probabilities, own.draws(10**level, delta))
+        sensitivity = sensitivities[group.name]
+        return distinct(sensitivity.probabilities, sensitivity.draws(10**level, delta))
 
     def at(level: float) -> Counts:
         return {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+
+if TYPE_CHECKING:
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Uniform", "equal_fractions"]
 
@@ -27,7 +29,7 @@ class Uniform(Allocator):
 def equal_fractions(
     groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
 ) -> Counts:
-    """The largest common fraction that meets the target; then single units, narrowest group first."""
+    """The largest common fraction that meets the goal; then single units, narrowest group first."""
     levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:

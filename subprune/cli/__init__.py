@@ -1,7 +1,3 @@
 """The command line: ``subprune demo | inspect | prune | export | report | methods``, and commands
-that other distributions add.
+that other distributions add. It starts in `app`.
 """
-
-from subprune.cli.app import app, main
-
-__all__ = ["app", "main"]

@@ -13,18 +13,21 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from subprune import __version__
 from subprune.cli import demo, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
 from subprune.errors import SubpruneError
 from subprune.messages import FLAGS, KEYS
+from subprune.report.versions import VERSION
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
-    help="One-shot structured pruning: a smaller dense network in seconds, without labels or fine-tuning.",
+    help=(
+        "One-shot structured pruning: a smaller dense network in seconds, "
+        "without labels or fine-tuning."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -35,12 +38,12 @@ _ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
-_STOPPED = "stopped; no file was left half-written, and the same command goes on where it can"
+_STOPPED = "stopped; no file was left half-written, and the same command resumes where it can"
 
 
 def _version(value: bool) -> None:
     if value:
-        out.print(f"subprune {__version__}")
+        out.print(f"subprune {VERSION}")
         raise typer.Exit
 
 
@@ -93,7 +96,8 @@ def _explain(error: Exception, args: list[str]) -> None:
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
     _fail(
-        f"{type(error).__name__}: {error}. This is a bug in subprune; please report it with the lines above",
+        f"{type(error).__name__}: {error}. This is a bug in subprune; please "
+        "report it with the lines above",
         1,
     )
 

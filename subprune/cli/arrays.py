@@ -77,7 +77,8 @@ def _read_npz(path: Path, rows: Rows) -> dict[str, Tensor]:
         for info in archive.infolist():
             if not info.filename.endswith(".npy"):
                 raise DataError(
-                    f"{path} holds {info.filename[:60]!r}, which is not an array; allowed are .npy members"
+                    f"{path} holds {info.filename[:60]!r}, which is not an array; "
+                    "allowed are .npy members"
                 )
             with archive.open(info) as stream:
                 name = info.filename.removesuffix(".npy")
@@ -213,7 +214,8 @@ def _read_with_pillow(path: Path) -> Tensor:
         from PIL import Image
     except ImportError as error:
         raise DataError(
-            f"{path.name} needs Pillow: pip install 'subprune[images]', or give .pgm, .ppm or .npy files"
+            f"{path.name} needs Pillow: pip install 'subprune[images]', or give "
+            ".pgm, .ppm or .npy files"
         ) from error
     try:
         with warnings.catch_warnings():

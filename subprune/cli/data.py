@@ -63,7 +63,7 @@ class DataChoice:
 
 
 def load_data(choice: DataChoice) -> Any:
-    """Something `prune` takes: labels come along where the source has them."""
+    """Something `prune` takes, with labels where the source has them."""
     spec, path, option = choice.spec, Path(choice.spec), choice.option
     if spec in dataset_names():
         _refuse_preparation(choice, "which comes prepared")
@@ -83,8 +83,8 @@ def load_data(choice: DataChoice) -> Any:
         _refuse_preparation(choice, "which has to do that itself")
         return call(find_callable(spec, option), spec, option)
     raise OptionError(
-        f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a .npy, .npz or "
-        ".safetensors file, a folder of images, or package.module:callable"
+        f"{option} {spec!r}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a "
+        ".npy, .npz or .safetensors file, a folder of images, or package.module:callable"
     )
 
 
@@ -92,16 +92,16 @@ def _refuse_preparation(choice: DataChoice, why: str) -> None:
     """Options that would be ignored silently are refused; with other data than --data they may be
     meant for that.
     """
-    given = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
-    if given and choice.option == "--data":
+    flags = [f"--{name}" for name in ("resize", "mean", "std") if getattr(choice, name)]
+    if flags and choice.option == "--data":
         raise OptionError(
-            f"{' and '.join(given)} cannot be applied to --data {choice.spec}, {why}; omit it"
+            f"{' and '.join(flags)} cannot be applied to --data {choice.spec}, {why}; omit it"
         )
 
 
 def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[Any, str]:
-    """All of the data that ``--verify-data`` names, and which images these are in words, empty for a
-    user's own.
+    """All of the data that ``--verify-data`` names, and in words which images these are,
+    empty for a user's own.
 
     Of a built-in set the test images; but where budgets are `measured` on them, which must not see
     test images, up to 10,000 training images that ``--data`` does not calibrate on.
@@ -112,7 +112,10 @@ def load_verification(choice: DataChoice, spec: str, measured: bool) -> tuple[An
     words = f"{spec}'s test images"
     if measured:
         images = _not_calibrated_on(images, choice)
-        words = f"{len(images):,} of {spec}'s training images, none calibrated on, that budgets were measured on"
+        words = (
+            f"{len(images):,} of {spec}'s training images, none calibrated on, that "
+            "budgets were measured on"
+        )
     return (images.inputs(), images.labels), words
 
 
@@ -130,8 +133,9 @@ def _not_calibrated_on(images: Images, choice: DataChoice) -> Images:
     free = [i for i in order if images.images[i].numpy().tobytes() not in used][:_VERIFICATION]
     if not free:
         raise OptionError(
-            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training images of --verify-data "
-            f"{images.name}, so none are left to measure budgets on; give fewer, or other data"
+            f"--n-samples {choice.n_samples} calibrates on all {len(images):,} training "
+            f"images of --verify-data {images.name}, so none are left to measure budgets on; "
+            "give fewer, or other data"
         )
     return images.subset(torch.tensor(free))
 
@@ -224,11 +228,12 @@ def _images(path: Path, files: Sequence[Path], choice: DataChoice) -> Tensor:
         images.append(_resized(read_image(file)[None], choice)[0])
         shapes.setdefault(tuple(images[-1].shape), file.name)
     if len(shapes) > 1:
-        seen = ", ".join(
+        sizes = ", ".join(
             f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3]
         )
         raise DataError(
-            f"the images in {path} differ in size or colour: {seen}; give --resize, or images alike"
+            f"the images in {path} differ in size or colour: {sizes}; give "
+            "--resize, or images alike"
         )
     return torch.stack(images)
 
@@ -239,13 +244,14 @@ def _resized(x: Tensor, choice: DataChoice) -> Tensor:
         return x
     if not x.is_floating_point() or x.ndim != 4:
         raise OptionError(
-            f"--resize is for images [number, channels, height, width]; {choice.option} {choice.spec} is {x.dtype} "
-            f"of shape {tuple(x.shape)}"
+            f"--resize is for images [number, channels, height, width]; {choice.option} "
+            f"{choice.spec} is {x.dtype} of shape {tuple(x.shape)}"
         )
     if x.shape[3] in _COLOURS and x.shape[1] not in _COLOURS:
         raise OptionError(
-            f"--resize: {choice.option} {choice.spec} of shape {tuple(x.shape)} seems to have channels last; save it "
-            "as [number, channels, height, width], with array.transpose(0, 3, 1, 2)"
+            f"--resize: {choice.option} {choice.spec} of shape {tuple(x.shape)} seems to have "
+            "channels last; save it as [number, channels, height, width], with "
+            "array.transpose(0, 3, 1, 2)"
         )
     return F.interpolate(x, (choice.resize,) * 2, mode="bilinear", antialias=True)
 

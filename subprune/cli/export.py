@@ -12,10 +12,9 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.cli.models import load_model
 from subprune.errors import DataError, OptionError
-from subprune.io.export import Exported
+from subprune.files import write_atomic
 from subprune.io.export import export as run
-from subprune.io.files import write_atomic
-from subprune.report import Report
+from subprune.report.figures import Exported, Report
 
 __all__ = ["register"]
 
@@ -47,7 +46,8 @@ def export(
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
     if saved.suffix != ".safetensors":
         raise DataError(
-            f"{str(saved)!r} is not a .safetensors file; give one that `subprune prune` or save() wrote"
+            f"{str(saved)!r} is not a .safetensors file; give one that "
+            "`subprune prune` or save() wrote"
         )
     small = load_model(model, saved)
     folder = output or saved.parent

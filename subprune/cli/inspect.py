@@ -11,9 +11,9 @@ from subprune.cli.console import out, print_json
 from subprune.cli.data import DataChoice, load_data
 from subprune.cli.models import load_model
 from subprune.data.batches import batches
-from subprune.inspection import Inspection
-from subprune.inspection import inspect as look
 from subprune.messages import FLAGS, spelled
+from subprune.report.inspection import Inspection
+from subprune.report.inspection import inspect as look
 
 __all__ = ["register"]
 
@@ -40,18 +40,25 @@ def inspect(
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
     net = load_model(model, weights, trained=False)
     args, kwargs = batches(load_data(DataChoice(data, 2, 0, data_dir, resize)), net, 2)[0].inputs
-    seen = _in_flags(look(net, kwargs if kwargs and not args else args))
+    inspection = _in_flags(look(net, kwargs if kwargs and not args else args))
     if json:
-        print_json({"params": seen.params, "flops": seen.flops, "groups": [asdict(r) for r in seen],
-                    "refused": seen.refused, "unused": seen.unused})  # fmt: skip
+        print_json(
+            {
+                "params": inspection.params,
+                "flops": inspection.flops,
+                "groups": [asdict(row) for row in inspection],
+                "refused": inspection.refused,
+                "unused": inspection.unused,
+            }
+        )
         return
-    out.print(str(seen), highlight=False, markup=False, soft_wrap=True)
+    out.print(str(inspection), highlight=False, markup=False, soft_wrap=True)
 
 
-def _in_flags(seen: Inspection) -> Inspection:
+def _in_flags(inspection: Inspection) -> Inspection:
     """Remarks name options as the command line does."""
     rows = tuple(
         replace(row, obstacles=tuple(spelled(text, FLAGS) for text in row.obstacles))
-        for row in seen.rows
+        for row in inspection.rows
     )
-    return replace(seen, rows=rows)
+    return replace(inspection, rows=rows)

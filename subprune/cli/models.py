@@ -27,7 +27,7 @@ from subprune.zoo.weights import load_weights
 
 __all__ = ["find_callable", "load_model"]
 
-SHIPPED = "lenet-mnist"
+SHIPPED_MODEL = "lenet-mnist"
 _MISSING = (ModuleNotFoundError, FileNotFoundError)
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -43,20 +43,20 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
                 f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
             )
         model = made
-    elif spec == SHIPPED:
+    elif spec == SHIPPED_MODEL:
         model = shipped_lenet()[0]
     elif spec in model_names():
         if trained and weights is None:
             raise OptionError(
-                f"--model {spec} alone has random weights; give trained ones with --weights FILE (.safetensors or "
-                f".pt), or use --model {SHIPPED}, which comes with them"
+                f"--model {spec} alone has random weights; give trained ones with --weights FILE "
+                f"(.safetensors or .pt), or use --model {SHIPPED_MODEL}, which comes with them"
             )
         model = build(spec)
     else:
-        known = [SHIPPED, *model_names()]
+        known = [SHIPPED_MODEL, *model_names()]
         raise OptionError(
-            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, file.py:callable, or one of "
-            f"{', '.join(known)}"
+            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, "
+            f"file.py:callable, or one of {', '.join(known)}"
         )
     return (model if weights is None else _with_weights(model, weights)).eval()
 
@@ -71,14 +71,12 @@ def find_callable(spec: str, option: str) -> Any:
             f"{option} {spec!r} must look like package.module:callable or file.py:callable"
         )
     try:
-        found: Any = _module(place)
+        item: Any = _module(place)
         for part in name.split("."):
-            found = getattr(found, part)
+            item = getattr(item, part)
     except AttributeError as error:
         names = (
-            [n for n in vars(found) if not n.startswith("_")]
-            if isinstance(found, ModuleType)
-            else []
+            [n for n in vars(item) if not n.startswith("_")] if isinstance(item, ModuleType) else []
         )
         raise OptionError(
             f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}"
@@ -89,10 +87,10 @@ def find_callable(spec: str, option: str) -> Any:
         ) from error
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} ({blame.place(error)}); --debug shows "
-            "the traceback"
+            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} "
+            f"({blame.place(error)}); --debug shows the traceback"
         ) from error
-    return found
+    return item
 
 
 def _module(place: str) -> ModuleType:
@@ -112,15 +110,16 @@ def _module(place: str) -> ModuleType:
     return importlib.import_module(place)
 
 
-def call(found: Any, spec: str, option: str) -> Any:
+def call(item: Any, spec: str, option: str) -> Any:
     """The object itself, or what it returns; an error inside it is named."""
-    if isinstance(found, nn.Module) or not callable(found):
-        return found
+    if isinstance(item, nn.Module) or not callable(item):
+        return item
     try:
-        return found()
+        return item()
     except (Exception, SystemExit) as error:
         raise OptionError(
-            f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; --debug shows the traceback"
+            f"{option} {spec} failed in {blame.place(error)}: {blame.cause(error)}; "
+            "--debug shows the traceback"
         ) from error
 
 
@@ -134,7 +133,8 @@ def _with_weights(model: nn.Module, path: Path) -> nn.Module:
         return model
     if path.suffix not in (".pt", ".pth", ".bin"):
         raise DataError(
-            f"--weights {path} ends in {path.suffix!r}; allowed are .safetensors, .pt, .pth and .bin"
+            f"--weights {path} ends in {path.suffix!r}; allowed are "
+            ".safetensors, .pt, .pth and .bin"
         )
     _fill(model, _read_pickle(path), path)
     return model
@@ -171,8 +171,8 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
         UnicodeError,
     ) as error:
         raise DataError(
-            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save model.state_dict() alone, best "
-            "as safetensors"
+            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save "
+            "model.state_dict() alone, best as safetensors"
         ) from error
     for key in _WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -190,9 +190,9 @@ def _cause(error: Exception) -> str:
     """In one line without control characters; of PyTorch's long advice on pickles only what it
     found.
     """
-    found = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
-    if found:
-        return f"it holds a pickled {found[1]}, and no code is run to read a file"
+    match = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
+    if match:
+        return f"it holds a pickled {match[1]}, and no code is run to read a file"
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip().split("\n")[0])
     return f"{type(error).__name__}: {text[:200]}"
 
@@ -204,7 +204,7 @@ def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     missing = [k for k in missing if not k.endswith("num_batches_tracked")]
     if missing or extra or other:
         raise DataError(
-            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown {extra[:3]}, other "
-            f"shape {other[:3]}; build the model the file was saved from"
+            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown "
+            f"{extra[:3]}, other shape {other[:3]}; build the model the file was saved from"
         )
     model.load_state_dict(state, strict=False)

@@ -50,8 +50,8 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a folder of images; or "
-        "package.module:callable that gives what subprune.prune takes.",
+        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a folder of images; "
+        "or package.module:callable that gives what subprune.prune takes.",
     ),
 ]
 DataDir = Annotated[
@@ -81,10 +81,10 @@ _MORE = {
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose ``**options`` are all flags of the table."""
-    own = inspect.signature(command, eval_str=True)
-    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    signature = inspect.signature(command, eval_str=True)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters += [_parameter(o) for o in TABLED.values()]
-    command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
@@ -119,11 +119,13 @@ def text_kind(o: Option) -> Any:
 
 
 def read(words: Mapping[str, Any]) -> dict[str, Any]:
-    """What the flags say, as keywords of `subprune.prune`; those that were not given are left out."""
-    given: dict[str, Any] = {}
+    """What the flags say, as keywords of `subprune.prune`;
+    those that were not given are left out.
+    """
+    keywords: dict[str, Any] = {}
     for name, o in TABLED.items():
         value = words[name]
         if value == o.default or (o.several and not value):
             continue
-        given[name] = value if o.parse is None else o.parse(value)
-    return given
+        keywords[name] = value if o.parse is None else o.parse(value)
+    return keywords

@@ -19,7 +19,7 @@ from subprune.cli.console import out, print_json, say
 from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.models import load_model
 from subprune.errors import OptionError, SubpruneError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
@@ -72,8 +72,8 @@ def prune(
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
     watch, shown = Stopwatch(), False if json else None
     choice = DataChoice(data, words["n_samples"], words["seed"], data_dir, resize, mean, std)
-    given = o.read(words)
-    options = Options(**given)  # refused before anything is loaded
+    keywords = o.read(words)
+    options = Options(**keywords)  # refused before anything is loaded
     why = options.unbounded
     if guarantees and why:
         raise OptionError(Message("{guarantees:name}: {why}", why=why))
@@ -84,14 +84,14 @@ def prune(
     with _loading("the data", shown, watch):
         others, verified_on = _other_data(choice, options)
         inputs = load_data(choice)
-    given |= {**others, "progress": shown}
+    keywords |= {**others, "progress": shown}
     if options.allocator.measures_answers:
-        given.setdefault("cache", output / "cache")
+        keywords.setdefault("cache", output / "cache")
     if dry_run:
-        _show_forecast(foresee(net, inputs, **given), remarks, json)
+        _show_forecast(foresee(net, inputs, **keywords), remarks, json)
         return
     _check_output(output)
-    result = run(net, inputs, **given)
+    result = run(net, inputs, **keywords)
     if guarantees or (guarantees is None and not why and result.report.seconds < _QUICK):
         result = _guaranteed(result, net, choice, shown)
     result = _waited(result, {**watch.parts, **result.report.parts})
@@ -139,7 +139,7 @@ def _waited(result: Result, parts: dict[str, float]) -> Result:
 
 def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | None) -> Result:
     """The result with bounds for what was selected, as it was selected; their time counts too."""
-    from subprune.guarantees import guarantees
+    from subprune.guarantees.certificates import guarantees
 
     watch = Stopwatch()
     plan = result.plan
@@ -161,17 +161,17 @@ def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | N
     return _waited(result, {**result.report.parts, **watch.parts})
 
 
-def _show_forecast(seen: Forecast, remarks: Iterable[str], json: bool) -> None:
+def _show_forecast(forecast: Forecast, remarks: Iterable[str], json: bool) -> None:
     for text in remarks:
         say(text)
     if json:
-        print_json(seen.to_dict())
+        print_json(forecast.to_dict())
     else:
-        out.print(seen.table())
-        for name, why in seen.refused.items():
+        out.print(forecast.table())
+        for name, why in forecast.refused.items():
             say(f"not pruned: {name}: {spelled(why, FLAGS)}")
-    if not seen.feasible:
-        raise OptionError(seen.problem)
+    if not forecast.feasible:
+        raise OptionError(forecast.problem)
 
 
 def _write(result: Result, output: Path, json: bool, verified_on: str) -> None:

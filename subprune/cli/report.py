@@ -11,7 +11,7 @@ from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.errors import DataError
 from subprune.io.storage import read_report
-from subprune.report import Report
+from subprune.report.figures import Report
 
 __all__ = ["register"]
 
@@ -37,14 +37,14 @@ def report(
     json: o.Json = False,
 ) -> None:
     """Show the report of a pruning again, or write its HTML page."""
-    found = _read(source / "report.json" if source.is_dir() else source)
+    saved = _read(source / "report.json" if source.is_dir() else source)
     if html is not None:
-        found.save_html(html)
+        saved.save_html(html)
         say(f"{html} was written.")
     if json:
-        print_json(found.to_dict())
+        print_json(saved.to_dict())
     elif html is None:
-        out.print(str(found), highlight=False, markup=False)
+        out.print(str(saved), highlight=False, markup=False)
 
 
 def _read(path: Path) -> Report:

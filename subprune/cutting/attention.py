@@ -19,7 +19,9 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def adopt(cls, module: nn.MultiheadAttention) -> None:
-        """Turn the module into this class, in place, and read the number of heads from its weights."""
+        """Turn the module into this class, in place,
+        and read the number of heads from its weights.
+        """
         m: Any = module
         inner = m.out_proj.weight.shape[1]
         m.num_heads = inner // m.head_dim

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from subprune.cutting.attention import NarrowMultiheadAttention
-from subprune.cutting.masking import Keep
-from subprune.program.program import Program
-from subprune.structure import Group
+
+if TYPE_CHECKING:
+    from subprune.cutting.masking import Keep
+    from subprune.program.program import Program
+    from subprune.structure.groups import Group
 
 __all__ = ["sync_attributes", "sync_modules"]
 
@@ -58,7 +60,9 @@ _WIDTHS_IF_NEEDED = {
 
 
 def sync_modules(model: nn.Module, keeps: Sequence[tuple[Group, Keep]], program: Program) -> None:
-    """Standard layers take their numbers from their tensors' new shapes, once all of these are cut."""
+    """Standard layers take their numbers from their tensors' new shapes,
+    once all of these are cut.
+    """
     cut = {slot.tensor for group, _ in keeps for slot in group.slots}
     named = [
         *model.named_parameters(remove_duplicate=False),
@@ -81,13 +85,13 @@ def _sync_bare_norms(
     """Norms without parameters have no tensor to take a number from: the recorded run says what is
     left.
     """
-    left: dict[tuple[int, int, int], Keep] = {}
+    kept: dict[tuple[int, int, int], Keep] = {}
     for group, keep in keeps:
         for n in group.narrowings:
             on = (n.units < 0) | keep[n.units]
             place = (n.op, n.value, n.dim)
-            left[place] = left[place] & on if place in left else on
-    for (op, value, dim), on in left.items():
+            kept[place] = kept[place] & on if place in kept else on
+    for (op, value, dim), on in kept.items():
         module: Any = model.get_submodule(program.ops[op].module)
         if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight is None:
             shape = list(module.normalized_shape)
@@ -184,7 +188,7 @@ def _around(model: nn.Module, group: Group) -> list[nn.Module]:
     """The modules that hold the producers, up to the one that holds consumers too; not the model
     itself.
     """
-    found: dict[str, nn.Module] = {}
+    around: dict[str, nn.Module] = {}
     readers = [c.name for c in group.consumers]
     for producer in group.producers:
         parts = producer.split(".")
@@ -192,7 +196,7 @@ def _around(model: nn.Module, group: Group) -> list[nn.Module]:
             name = ".".join(parts[:depth])
             module = model.get_submodule(name)
             if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.Embedding):
-                found[name] = module
+                around[name] = module
             if any(r.startswith(name + ".") for r in readers):
                 break
-    return list(found.values())
+    return list(around.values())

@@ -1,7 +1,8 @@
 """Before the long work: cut some units of every group, with the weights as they are, and see what
 comes out.
 
-A group whose cut breaks the model's own code, or gives other outputs than the masked twin's, is
+A group whose cut breaks the model's own code, or gives outputs other than the masked
+twin's, is
 known within seconds of finding the groups. It is left whole, by name and with the reason, and the
 rest goes on. Code that takes certain widths only (``assert channels % 4 == 0``) is cut to multiples
 of those.
@@ -13,6 +14,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,9 +22,11 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import attempt, cut_in_place, duplicate
 from subprune.cutting.twin import TOLERANCE, Few, first_line
 from subprune.data.batches import Batch, first_samples
-from subprune.program.program import Inputs, Program
 from subprune.program.record import record
-from subprune.structure import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs, Program
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["Check", "blame", "check_code", "check_groups", "few_inputs", "some_units"]
 
@@ -52,7 +56,8 @@ class Check:
         for name, m in self.multiples.items():
             by_multiple.setdefault(m, []).append(name)
         return notes + [
-            f"cut to multiples of {m}, since the model's code fails with others that were tried: {', '.join(names)}"
+            f"cut to multiples of {m}, since the model's code fails with others that were "
+            f"tried: {', '.join(names)}"
             for m, names in sorted(by_multiple.items())
         ]
 
@@ -106,17 +111,19 @@ def check_code(model: nn.Module, structure: Structure, inputs: Inputs) -> Check:
             except Exception as error:
                 first = first or f"{type(error).__name__}: {first_line(error)}"
                 continue
-            found = [program.values[v].shape for v in program.outputs]
-            if found == shapes:
+            small_shapes = [program.values[v].shape for v in program.outputs]
+            if small_shapes == shapes:
                 return ""
-            first = first or f"the outputs have shapes {found}, and {shapes} with all units"
+            first = first or f"the outputs have shapes {small_shapes}, and {shapes} with all units"
         return first
 
     return _search([g for g in structure.groups if not g.barrier], problem, 1)
 
 
 def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: int) -> Check:
-    """Try all groups, then those that fail at multiples of more and more; what is left is refused."""
+    """Try all groups, then those that fail at multiples of more and more;
+    what is left is refused.
+    """
     works: Kept = {}
     multiples: dict[str, int] = {}
     failing = {g.name: "" for g in groups}
@@ -213,8 +220,8 @@ def few_inputs(model: nn.Module, structure: Structure, batch: Batch) -> Few:
 
 def _fits(program: Program, structure: Structure) -> bool:
     """Whether the program is the structure's own but for the number of inputs."""
-    own = structure.program
-    if [str(op.func) for op in program.ops] != [str(op.func) for op in own.ops]:
+    original = structure.program
+    if [str(op.func) for op in program.ops] != [str(op.func) for op in original.ops]:
         return False
     return all(
         program.values[n.value].shape[n.dim] == n.units.size

@@ -1,4 +1,4 @@
-"""The same removal as a cut, but by zeroing: the twin that proves the cut right.
+"""The same removal as a cut, but by zeroing: the twin that a cut is checked against.
 
 Parameters keep their shapes; everything that belongs to a removed unit is zero. Operations that run
 over the units and notice how many there are (norms, means) are computed on the kept positions only.
@@ -7,7 +7,7 @@ over the units and notice how many there are (norms, means) are computed on the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from subprune.errors import BudgetError
 from subprune.program.ops import narrowed
 from subprune.program.program import Inputs, Op, Override, Program, model_tensors
-from subprune.structure import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["Masked", "keep_mask", "mask", "overrides"]
 
@@ -42,8 +44,8 @@ def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
     for part in group.parts if chosen.size < group.n_units else ():
         if not result[list(part)].any():
             raise BudgetError(
-                f"group {group.name!r}: one of the units {_short(sorted(part))} at least must stay, "
-                f"since some layer holds no others; got {_short(chosen.tolist())}"
+                f"group {group.name!r}: at least one of the units {_short(sorted(part))} must "
+                f"stay, since some layer holds no others; got {_short(chosen.tolist())}"
             )
     return result
 

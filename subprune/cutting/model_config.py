@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from subprune.structure import Structure
+if TYPE_CHECKING:
+    from subprune.structure.groups import Structure
 
 __all__ = ["sync_config"]
 
@@ -50,7 +51,8 @@ def _sync_heads(config: Any, structure: Structure, changed: Mapping[str, int]) -
     everywhere = [g for g in structure.groups if g.kind == "head"]
     if name is None or size is None:
         return [
-            "the config cannot express fewer heads of the same size; the layers have them, the config does not"
+            "the config cannot express fewer heads of the same size; the layers have "
+            "them, the config does not"
         ]
     if len(set(changed.values())) > 1 or len(changed) < len(everywhere):
         return [_uneven("heads", changed)]
@@ -82,4 +84,7 @@ def _sync_widths(config: Any, structure: Structure, changed: Mapping[str, int]) 
 def _uneven(what: str, changed: Mapping[str, int]) -> str:
     shown = ", ".join(f"{n}: {k}" for n, k in list(changed.items())[:3])
     more = ", …" if len(changed) > 3 else ""
-    return f"the config has no place for numbers of {what} that differ from layer to layer ({shown}{more})"
+    return (
+        f"the config has no place for numbers of {what} that differ from layer "
+        f"to layer ({shown}{more})"
+    )

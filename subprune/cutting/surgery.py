@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +16,10 @@ from subprune.cutting.masking import Keep, keep_mask, mask
 from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
-from subprune.program.program import Inputs, Program
-from subprune.structure import Group, Structure
+from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs, Program
 
 __all__ = ["Cut", "attempt", "broken", "cut", "cut_in_place", "duplicate", "prove", "set_tensors"]
 
@@ -40,7 +42,8 @@ def cut(
     if isinstance(group, Structure):
         if not isinstance(kept, Mapping):
             raise BudgetError(
-                f"kept must be a dict such as {{'conv1': [0, 2]}} for several groups, got {kept!r:.60}"
+                "kept must be a dict such as {'conv1': [0, 2]} for several "
+                f"groups, got {kept!r:.60}"
             )
         keeps = [(group[n], keep_mask(group[n], units)) for n, units in kept.items()]
     else:
@@ -82,10 +85,14 @@ def _not_copied(model: nn.Module, known: dict[int, Any], error: Exception) -> st
             except Exception:
                 place = f"{name}.{key}" if name else key
                 return (
-                    f"the model cannot be copied, because of its attribute {place!r} of type {type(x).__name__} "
-                    f"({first_line(error)}); remove it before pruning, or give its class a __deepcopy__"
+                    f"the model cannot be copied, because of its attribute {place!r} of type "
+                    f"{type(x).__name__} ({first_line(error)}); remove it before pruning, or give "
+                    "its class a __deepcopy__"
                 )
-    return f"the model cannot be copied with copy.deepcopy: {type(error).__name__}: {first_line(error)}"
+    return (
+        "the model cannot be copied with copy.deepcopy: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def cut_in_place(
@@ -124,22 +131,25 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
-    """A dimension may hold units of several groups (a concatenation): what all of them keep stays."""
-    left: dict[str, dict[int, Keep]] = {}
+    """A dimension may hold units of several groups (a concatenation):
+    what all of them keep stays.
+    """
+    kept: dict[str, dict[int, Keep]] = {}
     for group, keep in keeps:
         for slot in group.slots:
             on = (slot.units < 0) | keep[slot.units]
-            dims = left.setdefault(slot.tensor, {})
+            dims = kept.setdefault(slot.tensor, {})
             dims[slot.dim] = dims[slot.dim] & on if slot.dim in dims else on
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new: dict[str, Tensor] = {}
-    for name, dims in left.items():
+    for name, dims in kept.items():
         x = named[name].detach()
         for dim, on in dims.items():
             if x.shape[dim] != on.size:
                 raise StructureError(
-                    f"{name} has {x.shape[dim]} positions along dimension {dim}, but its group was found on a model "
-                    f"with {on.size}. Run find_groups again after a cut, or cut all groups at once."
+                    f"{name} has {x.shape[dim]} positions along dimension {dim}, but its group "
+                    f"was found on a model with {on.size}. Run find_groups again after a cut, "
+                    "or cut all groups at once."
                 )
             x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
         new[name] = x
@@ -205,10 +215,10 @@ def prove(
     Raises `StructureError` with the name of the group and the operation that broke it. The model
     given is not touched.
     """
-    found = attempt(model, structure, kept, inputs, tolerance)
-    if found.match.problem:
-        raise StructureError(broken(structure, kept, found.match.problem))
-    return found.model
+    result = attempt(model, structure, kept, inputs, tolerance)
+    if result.match.problem:
+        raise StructureError(broken(structure, kept, result.match.problem))
+    return result.model
 
 
 def broken(structure: Structure, names: Iterable[str], problem: str) -> str:

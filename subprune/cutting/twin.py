@@ -65,8 +65,9 @@ class Match:
             else f"one unit in the last place of the weights moves them by {self.noise or 0.0:.1e}"
         )
         return (
-            f"the smaller model and its masked twin differ by {self.gap:.1e} (relative) from rounding alone, {how}: "
-            "some new weights are large; more calibration data makes them smaller"
+            f"the smaller model and its masked twin differ by {self.gap:.1e} "
+            f"(relative) from rounding alone, {how}: some new weights are large; more "
+            "calibration data makes them smaller"
         )
 
 
@@ -117,8 +118,8 @@ def match(
         return Match("", gap, wide_gap, noise)
     also = "" if wide_gap is None else f", in float64 by {wide_gap:.1e}"
     return Match(
-        f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; rounding moves it by "
-        f"{noise:.1e}",
+        f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; "
+        f"rounding moves it by {noise:.1e}",
         gap,
         wide_gap,
         noise,
@@ -132,7 +133,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     """
     state = [*model.parameters(), *model.buffers()]
     stand_ins = {id(x): _widened(x.detach()) for x in state} if wide else {}
-    given = tree_map(_widened, inputs) if wide else inputs
+    arguments = tree_map(_widened, inputs) if wide else inputs
     precision: contextlib.AbstractContextManager[Any] = (
         _InDouble() if wide else contextlib.nullcontext()
     )
@@ -147,7 +148,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
                 precision,
             ):
                 stack.enter_context(context)
-            return flat_tensors(plain(call(model, given)))
+            return flat_tensors(plain(call(model, arguments)))
     except Exception as error:
         where = repr(running[-1]) if running and running[-1] else "the model's own forward"
         raise StructureError(f"in {where}: {type(error).__name__}: {first_line(error)}") from error
@@ -155,7 +156,7 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
 
 @contextlib.contextmanager
 def _same_draws() -> Iterator[None]:
-    """Models that draw random numbers draw the same in every run: noise is no difference."""
+    """Models that draw random numbers draw the same ones in every run: runs can be compared."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         yield
@@ -165,9 +166,9 @@ def first_line(error: BaseException) -> str:
     """What an error says, without its details; of one that says nothing, the line of code that
     raised it.
     """
-    said = str(error).strip().split("\n")[0]
-    if said:
-        return said
+    line = str(error).strip().split("\n")[0]
+    if line:
+        return line
     frames = traceback.extract_tb(error.__traceback__)
     return (frames[-1].line or "").strip() if frames else ""
 

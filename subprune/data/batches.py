@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import plain_item, read
 from subprune.errors import DataError
 from subprune.messages import Message
-from subprune.program.program import Inputs
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs
 
 __all__ = [
     "Batch",
@@ -37,7 +39,7 @@ _FEW = 32  # inputs of a data set that stand for it as an example
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments for one call of the model, and labels if they came along."""
+    """Arguments for one call of the model, and labels if there are any."""
 
     inputs: Inputs
     labels: Tensor | None
@@ -101,48 +103,48 @@ def take(
         and single(data)
     ):
         raise DataError(
-            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; give data[None] "
-            "for this one input, or several as [samples, …]"
+            f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; "
+            "give data[None] for this one input, or several as [samples, …]"
         )
     source = read(data, n_samples, seed, single)
     taken: list[Batch] = []
-    read_items, left = 0, n_samples
+    read_items, missing = 0, n_samples
     for item in source.items:
         read_items += 1
         batch = convert(item)
         if batch.size == 0:
             continue
-        if left is not None and batch.size > left:
-            batch = first_samples(batch, left)
+        if missing is not None and batch.size > missing:
+            batch = first_samples(batch, missing)
             read_items -= 1  # not all of it
         taken.append(batch)
         _check(batch, len(taken))
-        if left is not None:
-            left -= batch.size
-            if left <= 0:
+        if missing is not None:
+            missing -= batch.size
+            if missing <= 0:
                 break
     if not taken:
         raise DataError(
             "the calibration data is empty; give at least one input, a few hundred are best"
         )
-    if source.stream and left == 0 and read_items != source.length:
+    if source.stream and missing == 0 and read_items != source.length:
         remarks[
             f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"
         ] = None
     return Taken(taken, tuple(remarks))
 
 
-def examples(model: nn.Module, given: Any) -> Inputs:
+def examples(model: nn.Module, example: Any) -> Inputs:
     """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
 
     A list or tuple is read as arguments if the model takes so many.
     """
-    if isinstance(given, list | tuple) and not _fits(model, len(given)):
-        return take(given, model, _FEW).batches[0].inputs
-    if isinstance(given, Tensor | np.ndarray | tuple | list | Mapping):
-        plain = Batch(_arguments(plain_item(given)), None, 0)
+    if isinstance(example, list | tuple) and not _fits(model, len(example)):
+        return take(example, model, _FEW).batches[0].inputs
+    if isinstance(example, Tensor | np.ndarray | tuple | list | Mapping):
+        plain = Batch(_arguments(plain_item(example)), None, 0)
         return _cast(plain, model_dtype(model))[0].inputs
-    return take(given, model, _FEW).batches[0].inputs
+    return take(example, model, _FEW).batches[0].inputs
 
 
 def _fits(model: nn.Module, count: int) -> bool:
@@ -172,11 +174,11 @@ def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
             and x.dtype != dtype
         )
 
-    given = sorted({str(x.dtype)[6:] for x in tree_flatten(batch.inputs)[0] if other(x)})
-    if not given:
+    dtypes = sorted({str(x.dtype)[6:] for x in tree_flatten(batch.inputs)[0] if other(x)})
+    if not dtypes:
         return batch, []
     inputs = tree_map(lambda x: x.to(dtype) if other(x) else x, batch.inputs)
-    remark = f"inputs in {' and '.join(given)} were cast to {str(dtype)[6:]}, the model's own"
+    remark = f"inputs in {' and '.join(dtypes)} were cast to {str(dtype)[6:]}, the model's own"
     return Batch(inputs, batch.labels, batch.size), [remark]
 
 
@@ -213,11 +215,11 @@ def _is_labels(x: Tensor) -> bool:
     return not x.is_floating_point() and x.ndim <= 1
 
 
-def _positional(model: nn.Module, given: int, labelled: bool) -> int:
+def _positional(model: nn.Module, count: int, labelled: bool) -> int:
     """How many of an item's elements the model takes; the rest are labels."""
-    if given > 1 and labelled:
-        given -= 1
-    return max(1, min(given, len(_required(model)) or given))
+    if count > 1 and labelled:
+        count -= 1
+    return max(1, min(count, len(_required(model)) or count))
 
 
 def _surplus(item: Sequence[Any], model: nn.Module) -> Tensor | None:
@@ -263,8 +265,8 @@ def _arguments(item: Any) -> Inputs:
     if isinstance(item, tuple | list):
         return tuple(item), {}
     raise DataError(
-        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples and dicts "
-        "(in Python, or anything else with forward=, which turns it into one of these)"
+        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples "
+        "and dicts (in Python, or anything else with forward=, which turns it into one of these)"
     )
 
 
@@ -314,8 +316,8 @@ def folded(
         start += batch.size
     pieces = [
         (b, fold)
-        for fold, own in enumerate(hands)
-        for b in _together(own, max(b.size for b in batches))
+        for fold, hand in enumerate(hands)
+        for b in _together(hand, max(b.size for b in batches))
     ]
     return [b for b, _ in pieces], [fold for _, fold in pieces]
 
@@ -391,12 +393,15 @@ def _check(batch: Batch, number: int) -> None:
             )
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise DataError(
-                f"batch {number} of the calibration data contains NaN or infinity; remove those samples"
+                f"batch {number} of the calibration data contains NaN or "
+                "infinity; remove those samples"
             )
 
 
 def signature(inputs: Inputs) -> tuple[Any, ...]:
-    """What a recorded program depends on: shapes and types of all tensors, and the other arguments."""
+    """What a recorded program depends on: shapes and types of all tensors,
+    and the other arguments.
+    """
     flat, spec = tree_flatten(inputs)
     parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
     return (str(spec), *parts)

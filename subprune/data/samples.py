@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -28,8 +28,10 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
 from subprune.errors import DataError
-from subprune.program.program import Inputs
 from subprune.program.record import record
+
+if TYPE_CHECKING:
+    from subprune.program.program import Inputs
 
 __all__ = ["LABEL_KEYS", "is_sample", "unbatched_dimensions"]
 
@@ -73,26 +75,27 @@ def is_sample(item: Any, model: nn.Module, convert: Convert, remark: Callable[[s
     labels = _labels(item, convert)
     if labels == "rows":
         return False
-    given = _run(item, model, convert)
+    alone = _run(item, model, convert)
     stacked = _run_stacked(item, model, convert)
-    if given is None or stacked is None:
-        if labels == "one" and given is not None:
+    if alone is None or stacked is None:
+        if labels == "one" and alone is not None:
             raise DataError(_contradiction(item))
-        return given is None and stacked is not None
+        return alone is None and stacked is not None
     if labels == "one":
         return True
-    if given.unbatched != stacked.unbatched:
-        return given.unbatched
-    if given.apart != stacked.apart:
+    if alone.unbatched != stacked.unbatched:
+        return alone.unbatched
+    if alone.apart != stacked.apart:
         return stacked.apart
     tensor = _first_tensor(item)
     if tensor is None:
         return False
-    alike = stacked.output == (_STACKED, *given.output)
+    alike = stacked.output == (_STACKED, *alone.output)
     if tensor.ndim > 1 and not alike:
         shape, rows = tuple(tensor.shape), tensor.shape[0]
         remark(
-            f"items of shape {shape} were read as batches of {rows}; if each is one sample, give torch.stack(items)"
+            f"items of shape {shape} were read as batches of {rows}; if each is one "
+            "sample, give torch.stack(items)"
         )
     return tensor.ndim <= 1 and (tensor.is_floating_point() or not alike)
 
@@ -106,12 +109,12 @@ def _run(item: Any, model: nn.Module, convert: Convert) -> _Run | None:
     """A run on shapes only; None if the model does not take the item."""
     try:
         batch = convert(item)
-        with _watched() as seen:
+        with _watched() as unbatched:
             program = record(model, batch.inputs)
     except Exception:  # whatever a model may raise on inputs of the wrong shape
         return None
     shape = program.values[program.outputs[0]].shape if program.outputs else ()
-    return _Run(any(seen), bool(shape) and shape[0] == batch.size, tuple(shape))
+    return _Run(any(unbatched), bool(shape) and shape[0] == batch.size, tuple(shape))
 
 
 def _run_stacked(item: Any, model: nn.Module, convert: Convert) -> _Run | None:
@@ -125,16 +128,16 @@ def _run_stacked(item: Any, model: nn.Module, convert: Convert) -> _Run | None:
 @contextlib.contextmanager
 def _watched() -> Iterator[list[bool]]:
     """For every run of a layer in the table: whether its input had no batch dimension."""
-    seen: list[bool] = []
+    unbatched: list[bool] = []
 
     def look(module: nn.Module, args: tuple[Any, ...]) -> None:
         dims = next((n for kind, n in _UNBATCHED.items() if isinstance(module, kind)), None)
         if dims is not None and args and isinstance(args[0], Tensor):
-            seen.append(args[0].ndim == dims)
+            unbatched.append(args[0].ndim == dims)
 
     hook = nn.modules.module.register_module_forward_pre_hook(look)
     try:
-        yield seen
+        yield unbatched
     finally:
         hook.remove()
 
@@ -175,7 +178,7 @@ def _contradiction(item: Any) -> str:
     tensor = _first_tensor(item)
     shape = None if tensor is None else tuple(tensor.shape)
     return (
-        f"items of the calibration data hold a tensor of shape {shape} and a single number: with the "
-        "number as its label each is one sample, but the model takes it only as a batch; give "
+        f"items of the calibration data hold a tensor of shape {shape} and a single number: with "
+        "the number as its label each is one sample, but the model takes it only as a batch; give "
         "torch.stack of the samples if they are samples, or the tensors alone if they are batches"
     )

@@ -35,7 +35,7 @@ class Source:
     """Batches as the caller has them, each still to be turned into arguments of the model."""
 
     items: Iterable[Any]
-    stream: bool = False  # its order is not known here: the first samples are no random ones
+    stream: bool = False  # its order is not known here: the first samples are not random
     length: int | None = None  # of a stream, in items, if it says
 
 
@@ -198,8 +198,9 @@ def _collated(samples: Sequence[Any]) -> Any:
     except (TypeError, RuntimeError, KeyError) as error:
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put into one "
-            f"batch: {text}; let the data set return tensors, or give a DataLoader with a collate_fn"
+            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put "
+            f"into one batch: {text}; let the data set return tensors, or give a "
+            "DataLoader with a collate_fn"
         ) from error
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.fit.cross_fit import Fitted, cross_fit
-from subprune.fit.fit import Tensors
 from subprune.fit.ridge import Ridge
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Consumer
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Tensors
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Consumer
 
 __all__ = ["Affine"]
 

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
 from subprune.fit.solver import Solution, relative_error, solve
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["FOLDS", "STRENGTHS", "Fitted", "cross_fit", "together"]
 

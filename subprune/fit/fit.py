@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from subprune.statistics.consumers import consumer_weight, stored_weight
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.place import Gathered
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Consumer, Group
+
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.place import Gathered
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Figures", "Fit", "Tensors", "Work", "as_weight", "matrices", "weight_growth"]
 

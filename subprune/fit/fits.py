@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from subprune.fit.affine import Affine
-from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.fit.least_squares import LeastSquares
 from subprune.fit.ridge import Ridge
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit
 
 __all__ = ["FITS", "FitName"]
 

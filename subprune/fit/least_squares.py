@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -12,9 +12,11 @@ from subprune.errors import OptionError
 from subprune.fit.cross_fit import Fitted, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
 from subprune.keywords import must_be
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Consumer
+
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Consumer
 
 __all__ = ["LeastSquares"]
 
@@ -47,7 +49,7 @@ class LeastSquares(Fit):
         return LeastSquares()
 
     def strengths(self) -> Sequence[float]:
-        """Of a ridge toward the old weights, those that are tried."""
+        """The strengths of a ridge toward the old weights that are tried."""
         return (0.0,)
 
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.statistics.statistics import Statistics
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["Solution", "relative_error", "solve", "unfitted"]
 
@@ -42,10 +44,12 @@ def solve(
     columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
     those of columns about which the data says little most of all; the error is reported without it.
     """
-    columns = stats.columns(kept)
+    columns = stats.columns(kept)  # [q]
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
     pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
+        # A constant column of ones: its products with the others are their sums, with itself the
+        # number of rows, and with Y the sums of Y.
         sums = stats.sums[columns]
         count = torch.full((1,), float(stats.rows), dtype=gram.dtype, device=gram.device)
         gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
@@ -54,8 +58,9 @@ def solve(
     factor = _Factor(system, stats.tolerance if tolerance is None else tolerance)
     solution = factor.solve(wanted)  # [q (+1), m]
     solution += factor.solve(wanted - system @ solution)  # one step of refinement
-    left = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
-    error = max(0.0, left) / stats.energy if stats.energy else 0.0
+    # ‖Y − BX‖² = t + tr Xᵀ(GX − 2C), without the ridge
+    residual_energy = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
+    error = max(0.0, residual_energy) / stats.energy if stats.energy else 0.0
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
@@ -73,7 +78,9 @@ def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
 def _with_ridge(
     gram: Tensor, cross: Tensor, pull: Tensor, toward: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last, is not drawn anywhere."""
+    """G + diag(pull) and C + diag(pull)·toward; a constant column, the last,
+    is not drawn anywhere.
+    """
     if not bool(pull.any()):
         return gram, cross
     system, wanted, q = gram.clone(), cross.clone(), len(pull)
@@ -103,7 +110,7 @@ class _Factor:
 
     def __init__(self, gram: Tensor, tolerance: float) -> None:
         diagonal = gram.diagonal()
-        # [q, 1]
+        # [q, 1], to unit diagonal
         self.scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)[:, None]
         dead = diagonal <= 0  # all-zero columns: they get zero
         scaled = gram * self.scale * self.scale.T
@@ -116,30 +123,24 @@ class _Factor:
             self.condition = float((pivots.max() / pivots.min()) ** 2) if len(gram) else 1.0
             return
         del self.lower, pivots  # these matrices are large: no more of them at once than needed
-        shift = tolerance * _largest(scaled)
+        shift = tolerance * _largest(scaled)  # μ
+        # The rank: eigenvalues above μ are those of G − μ above 0. In place, and back again.
         scaled.diagonal().sub_(shift)
-        self.rank, self.solver, self.condition = (
-            _positive(scaled) - int(dead.sum()),
-            "shifted",
-            1 / tolerance,
-        )
+        self.rank = _positive(scaled) - int(dead.sum())
         scaled.diagonal().add_(shift)
+        self.solver, self.condition = "shifted", 1 / tolerance
         moved = scaled.to(torch.complex128)
         del scaled
         moved.diagonal().add_(1j * shift)
         self.shifted = torch.linalg.lu_factor(moved)
 
     def solve(self, cross: Tensor) -> Tensor:
-        """X for C [q, m]."""
+        """X [q, m] for C [q, m]."""
         scaled = cross * self.scale
         if self.shifted is None:
             return torch.cholesky_solve(scaled, self.lower) * self.scale
-        return (
-            torch.linalg.lu_solve(
-                *self.shifted, torch.complex(scaled, torch.zeros_like(scaled))
-            ).real
-            * self.scale
-        )
+        right_side = torch.complex(scaled, torch.zeros_like(scaled))
+        return torch.linalg.lu_solve(*self.shifted, right_side).real * self.scale
 
 
 def _positive(matrix: Tensor) -> int:
@@ -154,7 +155,7 @@ def _positive(matrix: Tensor) -> int:
 def _largest(matrix: Tensor) -> float:
     """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
     x = matrix.new_ones(len(matrix), 1)
-    for _ in range(12):
+    for _ in range(12):  # power iteration
         x = matrix @ (x / x.norm())
     return float(x.norm())
 
@@ -166,9 +167,9 @@ def relative_error(stats: Statistics, weight: Tensor, shift: Tensor | None = Non
     """
     if stats.energy == 0:
         return 0.0
-    total = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
+    residual_energy = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
     if shift is not None:
         # The constant column's own part: 2·sᵀ(Wᵀ·Bᵀ1 − Yᵀ1) + n·‖s‖².
         sums = weight.T @ stats.sums - stats.target_sums  # [m]
-        total += float(shift @ (2 * sums + stats.rows * shift))
-    return max(0.0, total) / stats.energy
+        residual_energy += float(shift @ (2 * sums + stats.rows * shift))
+    return max(0.0, residual_energy) / stats.energy

@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,22 +24,25 @@ from subprune.cutting.surgery import duplicate
 from subprune.data.batches import Batch, batches, fingerprint
 from subprune.errors import closest
 from subprune.guarantees import bounds
-from subprune.guarantees.choices import GuaranteeOptions
 from subprune.keywords import takes
 from subprune.loop.looks import looks
-from subprune.loop.recipe import Recipe
 from subprune.loop.tour import in_order
-from subprune.loop.visits import Visit
 from subprune.loop.walk import walk
+from subprune.options import GuaranteeOptions
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import progress_bar
-from subprune.select.greedy import KeepOrder, greedy
+from subprune.select.greedy import greedy
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
 from subprune.structure.choose import choose_groups
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.loop.visits import Visit
+    from subprune.select.keep_order import KeepOrder
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 
@@ -89,37 +92,39 @@ def group_guarantee(
 ) -> GroupGuarantee:
     """All numbers of one group from its statistics alone; counts: the budgets k to look at."""
     order = greedy(stats, n_units) if keep_order is None else keep_order
-    given = [bounds.spans(s) for s in stats]
+    bases = [bounds.spans(s) for s in stats]
     ranks = [bounds.rank(s) for s in stats]
     columns = [int((s.units >= 0).sum()) for s in stats]
     independent = all(r == c for r, c in zip(ranks, columns, strict=True))
     possible = _possible(stats, ranks, columns, n_units)
-    alpha = bounds.alpha_bound(given)
-    found = GroupGuarantee(
+    alpha = bounds.alpha_bound(bases)
+    guarantee = GroupGuarantee(
         name,
         n_units,
-        n_units - len({u for s in given for u in s.live}),
+        n_units - len({u for s in bases for u in s.live}),
         sum(columns),
         sum(ranks),
         possible / n_units,
         math.floor(possible + 1e-9),
-        _certified(given, n_units),
+        _certified(bases, n_units),
         min(map(bounds.global_eigenvalue_bound, stats), default=1.0) if independent else 0.0,
-        max(alpha, bounds.gamma_bound(given, (), n_units)),
+        max(alpha, bounds.gamma_bound(bases, (), n_units)),
         bounds.gamma_seen(stats, n_units, order.order),
         alpha,
-        bounds.curvature_bound(given),
+        bounds.curvature_bound(bases),
         float(order.errors[-1]),
         (),
         (),
     )
-    budgets = tuple(_budget(found, given, order, k) for k in counts)
+    budgets = tuple(_budget(guarantee, bases, order, k) for k in counts)
     words = tuple(
         _words(
-            found, [s.cross.shape[1] for s in stats], max((len(s.units) for s in given), default=0)
+            guarantee,
+            [s.cross.shape[1] for s in stats],
+            max((len(s.units) for s in bases), default=0),
         )
     )
-    return GroupGuarantee(**{**vars(found), "budgets": budgets, "assumptions": words})
+    return GroupGuarantee(**{**vars(guarantee), "budgets": budgets, "assumptions": words})
 
 
 def _possible(
@@ -134,18 +139,18 @@ def _possible(
     return limit
 
 
-def _certified(given: Sequence[bounds.Spans], n_units: int) -> int:
+def _certified(bases: Sequence[bounds.Spans], n_units: int) -> int:
     """Largest k for which any min(2k, n) units are proven independent, zero units left aside."""
-    sure = bounds.certified_units(given)
-    return n_units if sure >= max((len(s.live) for s in given), default=0) else sure // 2
+    sure = bounds.certified_units(bases)
+    return n_units if sure >= max((len(s.live) for s in bases), default=0) else sure // 2
 
 
 def _budget(
-    group: GroupGuarantee, given: Sequence[bounds.Spans], order: KeepOrder, k: int
+    group: GroupGuarantee, bases: Sequence[bounds.Spans], order: KeepOrder, k: int
 ) -> BudgetGuarantee:
     start, error, n = float(order.errors[0]), float(order.errors[k]), group.units
     gamma = max(
-        bounds.gamma_bound(given, order.order[:k], k), bounds.alpha_bound(given, max(1, 2 * k - 1))
+        bounds.gamma_bound(bases, order.order[:k], k), bounds.alpha_bound(bases, max(1, 2 * k - 1))
     )
     reached = (start - error) / (start - group.floor) if start > group.floor else 1.0
     share = max(1 - math.exp(-gamma), 1 - group.curvature, reached)
@@ -161,8 +166,8 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
     words = [f"all columns independent: {'yes' if full else 'no'}, rank {g.rank} of {g.columns}"]
     if g.zero_units:
         words.append(
-            f"no unit is zero: no, {g.zero_units} of {g.units} are; the paper's bounds are 0 with them, ours leave "
-            "them out, since they gain nothing"
+            f"no unit is zero: no, {g.zero_units} of {g.units} are; the paper's bounds are 0 with "
+            "them, ours leave them out, since they gain nothing"
         )
     if g.k_certified >= g.units:
         words.append("any 2k units independent: yes, for every k: the lower bound on γ is not 0")
@@ -175,18 +180,20 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
         words.append(f"any 2k units independent: proven up to k = {g.k_certified}{ruled_out}")
     if g.gamma > 0:
         words.append(
-            f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at most {g.gamma_seen:.3g} here"
+            f"exponential error bound: holds with γ ≥ {g.gamma:.3g}; γ is at "
+            f"most {g.gamma_seen:.3g} here"
         )
     else:
         words.append(
-            f"exponential error bound: says nothing, as all units together are dependent up to rounding; γ is at "
-            f"most {g.gamma_seen:.3g} here"
+            "exponential error bound: says nothing, as all units together are dependent up to "
+            f"rounding; γ is at most {g.gamma_seen:.3g} here"
         )
     if g.alpha > 0:
         words.append(f"as many outputs as independent directions: yes, α ≥ {g.alpha:.3g}")
     elif min(outputs, default=0) < independent:
         words.append(
-            f"as many outputs as independent directions: no, {min(outputs)} for {independent}: no bound on α"
+            f"as many outputs as independent directions: no, {min(outputs)} for "
+            f"{independent}: no bound on α"
         )
     else:
         words.append("outputs tell all directions apart: no: no bound on α")
@@ -298,7 +305,7 @@ def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guaran
     with progress_bar({"setup": 1, "bounds": 1}, options.progress) as tick:
         tick("bounds: recording the model")
         taken = batches(data, model, options.n_samples, forward=options.forward, seed=options.seed)
-        samples, seen = sum(b.size for b in taken), fingerprint(taken)
+        samples, digest = sum(b.size for b in taken), fingerprint(taken)
         exact = model
         if options.double:
             exact, taken = duplicate(model).double(), [_double(b) for b in taken]
@@ -316,7 +323,7 @@ def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guaran
         tick.enter("bounds")
         proven = _look(setting, options.recipe, wanted, tick)
     return Guarantees(
-        options.target, options.patches, samples, proven, options.seed, seen, options.ridge
+        options.target, options.patches, samples, proven, options.seed, digest, options.ridge
     )
 
 

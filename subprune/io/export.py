@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -29,39 +29,17 @@ from subprune.program.borrow import borrowed, given_back
 from subprune.program.program import Inputs, call, flat_tensors
 from subprune.program.record import plain
 from subprune.program.shapes import filled_inputs
+from subprune.report.figures import Exported
 
 if TYPE_CHECKING:
     from subprune.result import Result
 
-__all__ = ["FORMATS", "Exported", "export"]
+__all__ = ["FORMATS", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
-TOLERANCE = 1e-4  # of the largest entry of an output
+_TOLERANCE = 1e-4  # of the largest entry of an output
 _NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
-_MOST = 1e-2  # but not by more than this, which is no rounding
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A verified file."""
-
-    path: str
-    format: str
-    bytes: int
-    difference: float  # largest difference to PyTorch's outputs, relative to their largest entry
-    batch: str  # "any", or the only number of inputs it takes
-    latency: tuple[float, float]  # seconds per call: PyTorch, and the file
-
-    def __str__(self) -> str:
-        a, b = self.latency
-        return (
-            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, differs from PyTorch by "
-            f"{self.difference:.1e}, {b * 1e3:.3g} ms per call (PyTorch {a * 1e3:.3g} ms)"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return asdict(self)
+_MOST = 1e-2  # but never by more than this, which rounding does not explain
 
 
 @given_back
@@ -88,26 +66,29 @@ def export(
     path = Path(path)
     kind = _format(path, format)
     small = duplicate(model).eval()
-    given = examples(model, example) if example is not None else _example(model)
+    arguments = examples(model, example) if example is not None else _example(model)
     write, run = (_write_onnx, _run_onnx) if kind == "onnx" else (_write_program, _run_program)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         file = Path(folder) / path.name
-        batch = _write(small, given, file, write)
+        batch = _write(small, arguments, file, write)
         written = run(file)
         tests = (
-            [_resized(given, n) for n in ((2, 3) if batch == "any" else (int(batch),))]
+            [_resized(arguments, n) for n in ((2, 3) if batch == "any" else (int(batch),))]
             if batch
-            else [given]
+            else [arguments]
         )
         gaps = [gap for x in tests for gap in _gaps(small, written, x)]
         worst = max(gaps, key=lambda gap: gap.file / gap.allowed)
         if worst.file > worst.allowed:
             raise StructureError(
-                f"the {kind} file differs from PyTorch by {worst.file:.1e}, more than {worst.allowed:.1e}{worst.why}; "
-                "it was not kept"
+                f"the {kind} file differs from PyTorch by {worst.file:.1e}, more than "
+                f"{worst.allowed:.1e}{worst.why}; it was not kept"
             )
-        latency = (_seconds(lambda: small(*given[0], **given[1])), _seconds(lambda: written(given)))
+        latency = (
+            _seconds(lambda: small(*arguments[0], **arguments[1])),
+            _seconds(lambda: written(arguments)),
+        )
         size = sum(f.stat().st_size for f in Path(folder).iterdir())
         os.replace(file, path)
     return Exported(
@@ -116,13 +97,14 @@ def export(
 
 
 def _format(path: Path, format: str | None) -> str:
-    found = format or next((k for k, ending in FORMATS.items() if path.suffix == ending), None)
-    if found not in FORMATS:
-        near = closest(str(found), FORMATS) if found else ""
+    kind = format or next((k for k, ending in FORMATS.items() if path.suffix == ending), None)
+    if kind not in FORMATS:
+        near = closest(str(kind), FORMATS) if kind else ""
         raise OptionError(
-            f"format={format!r} of {path.name!r}: {near}allowed are onnx (.onnx) and torch-export (.pt2)"
+            f"format={format!r} of {path.name!r}: {near}allowed are onnx "
+            "(.onnx) and torch-export (.pt2)"
         )
-    return str(found)
+    return str(kind)
 
 
 def _example(model: nn.Module) -> Inputs:
@@ -132,7 +114,8 @@ def _example(model: nn.Module) -> Inputs:
     history = history_of(model)
     if not history:
         raise DataError(
-            f"this {type(model).__name__} was not made by subprune.prune; pass example= to export it"
+            f"this {type(model).__name__} was not made by subprune.prune; "
+            "pass example= to export it"
         )
     return _resized(filled_inputs(dict(history[-1]["inputs"])), 2)
 
@@ -169,10 +152,10 @@ def _write(model: nn.Module, inputs: Inputs, file: Path, write: Writer) -> str:
         attempts.append((str(next(iter(sizes))), inputs, None))
     else:
         attempts.append(("", inputs, None))
-    for i, (batch, given, shapes) in enumerate(attempts):
+    for i, (batch, arguments, shapes) in enumerate(attempts):
         try:
             with _quiet():
-                write(model, given, file, shapes)
+                write(model, arguments, file, shapes)
             if batch == "any" and not _takes_any(file, write, inputs):
                 continue
             return batch
@@ -188,7 +171,9 @@ def _write(model: nn.Module, inputs: Inputs, file: Path, write: Writer) -> str:
 
 
 def _takes_any(file: Path, write: Writer, inputs: Inputs) -> bool:
-    """Whether the file really runs with another number of inputs; a fixed size may have slipped in."""
+    """Whether the file really runs with another number of inputs;
+    a fixed size may have slipped in.
+    """
     call = (_run_onnx if write is _write_onnx else _run_program)(file)
     try:
         call(_resized(inputs, 3))
@@ -242,8 +227,8 @@ def _run_onnx(file: Path) -> Callable[[Inputs], list[Tensor]]:
     names = [x.name for x in session.get_inputs()]
 
     def call(inputs: Inputs) -> list[Tensor]:
-        given = flat_tensors(inputs)
-        feed = {n: x.detach().cpu().numpy() for n, x in zip(names, given, strict=True)}
+        tensors = flat_tensors(inputs)
+        feed = {n: x.detach().cpu().numpy() for n, x in zip(names, tensors, strict=True)}
         return [torch.from_numpy(y) for y in session.run(None, feed)]
 
     return call
@@ -255,7 +240,8 @@ def _need(*packages: str) -> None:
     missing = [p for p in packages if importlib.util.find_spec(p) is None]
     if missing:
         raise OptionError(
-            f"ONNX needs {', '.join(missing)}, which cannot be imported: pip install 'subprune[export]'"
+            f"ONNX needs {', '.join(missing)}, which cannot be imported: pip "
+            "install 'subprune[export]'"
         )
 
 
@@ -283,13 +269,13 @@ class _Gap:
 
     @property
     def allowed(self) -> float:
-        return min(max(TOLERANCE, _NOISE * self.noise), _MOST)
+        return min(max(_TOLERANCE, _NOISE * self.noise), _MOST)
 
     @property
     def why(self) -> str:
         return (
             f" (PyTorch's own rounding makes {self.noise:.1e})"
-            if self.noise > TOLERANCE / _NOISE
+            if self.noise > _TOLERANCE / _NOISE
             else ""
         )
 
@@ -306,7 +292,7 @@ def _gaps(
     if [x.shape for x in expected] != [x.shape for x in exact]:
         return [_Gap(gap) for gap in gaps]
     noise = [relative_gap(a, b) for a, b in zip(exact, expected, strict=True)] or [0.0]
-    return [_Gap(gap, own) for gap, own in zip(gaps, noise, strict=True)]
+    return [_Gap(gap, rounding) for gap, rounding in zip(gaps, noise, strict=True)]
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:

@@ -22,18 +22,19 @@ from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.data.batches import examples
 from subprune.errors import DataError, SubpruneError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.plan import HISTORY, history_of
 from subprune.program.borrow import given_back
-from subprune.program.program import Program
 from subprune.program.record import record
-from subprune.program.shapes import describe_inputs, empty_inputs, filled_inputs
-from subprune.structure import analyse
+from subprune.program.shapes import empty_inputs, filled_inputs
+from subprune.report.versions import library_versions
+from subprune.structure.analysis import analyse
 
 if TYPE_CHECKING:
+    from subprune.program.program import Program
     from subprune.result import Result
 
-__all__ = ["describe_inputs", "load", "read_report", "save"]
+__all__ = ["load", "read_report", "save"]
 
 FORMAT = "subprune-2"
 _KNOWN_FORMATS = (FORMAT,)
@@ -46,14 +47,12 @@ def save(result: Result | nn.Module, path: str | Path) -> Path:
 
     Give the result of `prune`, or the pruned model itself, for instance after fine-tuning.
     """
-    from subprune.result import library_versions
-
     model = result if isinstance(result, nn.Module) else result.model
     history = history_of(model)
     if not history:
         raise DataError(
-            f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to save with it; "
-            "save its state_dict instead"
+            f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to "
+            "save with it; save its state_dict instead"
         )
     state = {name: x.detach().cpu().contiguous() for name, x in _state(model).items()}
     plan = {
@@ -101,8 +100,8 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
         ) as error:
             which = f"step {number + 1} of its plan: " if len(plan["steps"]) > 1 else ""
             raise DataError(
-                f"{path.name} was not saved from this kind of model ({type(model).__name__}, the file has a pruned "
-                f"{plan['model']}): {which}{_words(error)}"
+                f"{path.name} was not saved from this kind of model ({type(model).__name__}, the "
+                f"file has a pruned {plan['model']}): {which}{_words(error)}"
             ) from error
     _fill(small, state, path)
     setattr(small, HISTORY, tuple(plan["steps"]))
@@ -138,14 +137,14 @@ def _replay(model: nn.Module, step: Mapping[str, Any], example: Any) -> None:
     for name, group in groups.items():
         if name not in structure.names:
             raise DataError(f"the model has no group {name!r}")
-        found = structure[name]
-        if found.n_units != group["units"] or {s.tensor for s in found.slots} != set(
+        present = structure[name]
+        if present.n_units != group["units"] or {s.tensor for s in present.slots} != set(
             group["shapes"]
         ):
             raise DataError(
-                f"group {name!r} has {group['units']} units in the file, {found.n_units} here"
+                f"group {name!r} has {group['units']} units in the file, {present.n_units} here"
             )
-        keeps.append((found, keep_mask(found, group["kept"])))
+        keeps.append((present, keep_mask(present, group["kept"])))
     cut_in_place(model, keeps, structure.program, eager=step["eager"])
 
 
@@ -209,8 +208,8 @@ def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     if metadata.get("format") not in _KNOWN_FORMATS:
         got = metadata.get("format", "no format mark")
         raise DataError(
-            f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, allowed is "
-            f"{', '.join(map(repr, _KNOWN_FORMATS))}"
+            f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, "
+            f"allowed is {', '.join(map(repr, _KNOWN_FORMATS))}"
         )
     texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
     if _digest(texts) != metadata.get("sha256"):
@@ -252,10 +251,11 @@ def _check_plan(plan: Any) -> None:
 
 
 def _check_content(path: Path, plan: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    found = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
-    if found != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
+    shapes = {name: [str(x.dtype).removeprefix("torch."), *x.shape] for name, x in state.items()}
+    if shapes != plan["tensors"] or _digest_tensors(state) != plan.get("content"):
         raise DataError(
-            f"the tensors in {path.name} were altered: they do not fit the plan; save the model again"
+            f"the tensors in {path.name} were altered: they do not fit the "
+            "plan; save the model again"
         )
 
 
@@ -269,7 +269,8 @@ def _fill(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     for name, x in expected.items():
         if x.shape != state[name].shape:
             raise DataError(
-                f"{path.name}: {name} has shape {tuple(state[name].shape)}, the cut model needs {tuple(x.shape)}"
+                f"{path.name}: {name} has shape {tuple(state[name].shape)}, the cut "
+                f"model needs {tuple(x.shape)}"
             )
     with torch.no_grad():
         for name, x in expected.items():

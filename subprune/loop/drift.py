@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from subprune.structure import Consumer, Group, Structure
+from subprune.structure.groups import Consumer, Group, Structure
 
 __all__ = ["drifting", "station"]
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from subprune.errors import OptionError
-from subprune.loop.recipe import Recipe
-from subprune.loop.tour import Tour, in_order
+from subprune.loop.tour import Tour
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.messages import Message
-from subprune.select.greedy import KeepOrder, follow
-from subprune.select.selector import Setting
-from subprune.select.sensitivity import Sensitivity, sensitivity
-from subprune.structure import Group
+from subprune.select.greedy import follow
 
-__all__ = ["comparable_scores", "curves", "looks", "sensitivities"]
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.select.keep_order import KeepOrder
+    from subprune.select.selector import Setting
+    from subprune.structure.groups import Group
+
+__all__ = ["comparable_scores", "curves", "looks"]
 
 
 def looks(
@@ -71,13 +74,3 @@ def comparable_scores(
             )
         scores[visit.group.name] = visit.ranking.scores
     return scores
-
-
-def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
-    """Sensitivities of all units."""
-    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
-    known = {}
-    for group in in_order(setting.groups):
-        tick(group)
-        known[group.name] = sensitivity(setting.calibration, group, tour.go_to(group).dense)
-    return known

@@ -1,13 +1,19 @@
-"""How a group is treated: three of the four choices. The fourth, who gives up how much, comes first."""
+"""How a group is treated: three of the four choices.
+
+The fourth, who gives up how much, comes first.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from subprune.fit.fit import Fit
 from subprune.messages import Message
-from subprune.select.selector import Selector
 from subprune.statistics.targets import Layer, Target
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit
+    from subprune.select.selector import Selector
 
 __all__ = ["Recipe"]
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
-from subprune.fit.fit import Fit, Tensors, Work
+from subprune.fit.fit import Work
 from subprune.loop.drift import drifting, station
 from subprune.program import parallel
 from subprune.statistics.batchnorm import stored_norms
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
 from subprune.statistics.targets import Asymmetric
-from subprune.structure import Group
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Fit, Tensors
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Group
 
 __all__ = ["Tour", "in_order", "switched_off"]
 
@@ -142,7 +146,7 @@ class Tour:
         self.current.advance(len(self.current.programs[0].ops))
         renewed = tuple(name for pair in self.current.renew.values() for name in pair)
         new = {name: self.current.tensors[name] for name in renewed}
-        self.versions = [{**own, **new} for own in self.versions]
+        self.versions = [{**version, **new} for version in self.versions]
         return renewed
 
     def _note_removed(self, group: Group, kept: Sequence[int]) -> None:

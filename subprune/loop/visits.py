@@ -11,16 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour, in_order
 from subprune.program import parallel
 from subprune.select.selector import Ranking, Setting, View
 from subprune.statistics.place import Gathered, generator
-from subprune.statistics.runs import Run
-from subprune.structure import Group
+from subprune.structure.groups import Group
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.statistics.runs import Run
 
 __all__ = ["Tick", "Visit", "visits"]
 
@@ -154,5 +157,5 @@ def _shares_reader(group: Group, others: Sequence[Group]) -> bool:
 
     Then the decision of one changes the statistics of the other.
     """
-    own = {c.use.op for c in group.consumers}
-    return any(c.use.op in own for other in others for c in other.consumers)
+    readers = {c.use.op for c in group.consumers}
+    return any(c.use.op in readers for other in others for c in other.consumers)

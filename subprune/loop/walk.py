@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work
-from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.plan import GroupPlan
-from subprune.program.program import Override, Program
-from subprune.select.selector import Setting
-from subprune.statistics.runs import Run
+
+if TYPE_CHECKING:
+    from subprune.loop.recipe import Recipe
+    from subprune.program.program import Override, Program
+    from subprune.select.selector import Setting
+    from subprune.statistics.runs import Run
 
 __all__ = ["Walk", "alone", "walk"]
 

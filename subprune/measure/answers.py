@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
 
 __all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
 
@@ -122,7 +125,9 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
 
 
 def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
-    """Whether an input looks like the output: its channels, and lengths that divide the output's."""
+    """Whether an input looks like the output:
+    its channels, and lengths that divide the output's.
+    """
     for x in flat_tensors(batch.inputs):
         if not x.is_floating_point() or x.ndim != len(shape) or x.shape[:2] != shape[:2]:
             continue
@@ -155,14 +160,14 @@ def _source(program: Program) -> _Source:
         entry = product(op)
         if entry is not None:
             return _forward(entry.output % len(made.shape), reversed(steps))
-        given = [
+        sources = [
             program.values[v] for v in op.inputs if program.values[v].source in ("op", "input")
         ]
         if belongs(op, "features") or any(
-            v.source == "input" and v.shape == made.shape for v in given
+            v.source == "input" and v.shape == made.shape for v in sources
         ):
             return _NUMBERS
-        candidates = [v for v in given if v.source == "op" and v.dtype.is_floating_point]
+        candidates = [v for v in sources if v.source == "op" and v.dtype.is_floating_point]
         if not candidates:
             return _Source()
         read = max(candidates, key=lambda v: prod(v.shape))
@@ -183,7 +188,8 @@ def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:
     """Whether a factor was computed from the vectors it multiplies, one number for each.
 
-    The product is then a direction. A plain sum is no norm: divided by it, classes become shares.
+    The product is then a direction. A plain sum is not a norm: divided by it, classes become
+    shares.
     """
     maker = makers.get(scale.id)
     if maker is not None and belongs(maker, "repetition"):
@@ -199,13 +205,13 @@ def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program)
 def _depends(value: int, on: int, makers: dict[int, Op]) -> bool:
     """Whether a value was computed from another; nothing made before that one is looked at."""
     first = makers[on].index
-    waiting, seen = [value], {value}
+    waiting, visited = [value], {value}
     while waiting:
         maker = makers.get(waiting.pop())
         if maker is None or maker.index <= first:
             continue
         if on in maker.inputs:
             return True
-        waiting += [v for v in maker.inputs if v not in seen]
-        seen.update(maker.inputs)
+        waiting += [v for v in maker.inputs if v not in visited]
+        visited.update(maker.inputs)
     return False

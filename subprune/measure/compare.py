@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.measure.answers import IGNORED, Reading, fitting, read
-from subprune.program.program import Program
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.program.program import Program
 
 __all__ = ["Comparison", "Tally", "compare"]
 
@@ -98,7 +101,9 @@ class Tally:
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """‖after − before‖² and ‖before‖² of finite entries; the first is infinite where others differ."""
+    """‖after − before‖² and ‖before‖² of finite entries;
+    the first is infinite where others differ.
+    """
     gap = energy = 0.0
     for a, b in zip(before.reshape(-1).split(_CHUNK), after.reshape(-1).split(_CHUNK), strict=True):
         a, b = (torch.view_as_real(x).double() if x.is_complex() else x.double() for x in (a, b))

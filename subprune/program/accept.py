@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -30,19 +32,21 @@ def check_kind(model: nn.Module) -> None:
         place = f"{name!r} of the model" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             raise OptionError(
-                f"{place} is scripted or traced ({type(module).__name__}), so that its layers cannot be "
-                "cut; give the Python module that it was made from, and script the result"
+                f"{place} is scripted or traced ({type(module).__name__}), so that "
+                "its layers cannot be cut; give the Python module that it was made "
+                "from, and script the result"
             )
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if any(is_lazy(x) for x in own):
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if any(is_lazy(x) for x in tensors):
             raise OptionError(
-                f"{place} is a {type(module).__name__} that has no weights yet; call the model once with "
-                "an example input, and load trained weights"
+                f"{place} is a {type(module).__name__} that has no weights yet; call the model "
+                "once with an example input, and load trained weights"
             )
-        if _is_quantised(module):
+        kind = _quantised_class([module, *tensors])
+        if kind is not None:
             raise OptionError(
-                f"{place} is quantised ({type(module).__module__}.{type(module).__name__}), so that its "
-                "weights cannot be refitted; prune the model in float32, then quantise the result"
+                f"{place} is quantised ({kind.__module__}.{kind.__name__}), so that its weights "
+                "cannot be refitted; prune the model in float32, then quantise the result"
             )
 
 
@@ -61,17 +65,23 @@ def _check_wrapper(model: nn.Module) -> None:
             )
     if isinstance(model, torch.fx.GraphModule) and "eval" in vars(model):  # a stand-in that raises
         raise OptionError(
-            "the model was made by torch.export, which fixes how it is run; give the Python module that "
-            "it was made from, and export the result with subprune.export"
+            "the model was made by torch.export, which fixes how it is run; give the Python "
+            "module that it was made from, and export the result with subprune.export"
         )
 
 
-def _is_quantised(module: nn.Module) -> bool:
-    """Layers whose weights are packed whole numbers."""
-    origin = type(module).__module__
+def _quantised_class(parts: Sequence[nn.Module | Tensor]) -> type | None:
+    """The class of a layer whose weights are packed whole numbers, or of such weights in an
+    ordinary layer; None if there is none.
+    """
+    return next((type(x) for x in parts if _is_quantised(type(x))), None)
+
+
+def _is_quantised(kind: type) -> bool:
+    origin = kind.__module__
     if origin.partition(".")[0] in _QUANTISED_PACKAGES:
         return True
-    if "FloatFunctional" in type(module).__name__:  # adds in float, in models yet to be quantised
+    if "FloatFunctional" in kind.__name__:  # adds in float, in models yet to be quantised
         return False
     return origin.startswith("torch.") and ".quantized" in origin
 
@@ -88,8 +98,8 @@ def _check_tensor(name: str, x: Tensor) -> None:
         raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() first")
     if x.dtype in (torch.float16, torch.bfloat16):
         raise OptionError(
-            f"the model is in half precision ({name} is {x.dtype}); call model.float() before pruning "
-            "and convert the result back"
+            f"the model is in half precision ({name} is {x.dtype}); call model.float() before "
+            "pruning and convert the result back"
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         layer = name.rpartition(".")[0]

@@ -95,8 +95,8 @@ def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        given: Any = args[0] if args else kwargs.get(first)
-        model = given if isinstance(given, nn.Module) else getattr(given, "model", None)
+        holder: Any = args[0] if args else kwargs.get(first)
+        model = holder if isinstance(holder, nn.Module) else getattr(holder, "model", None)
         with _kept(model):
             return function(*args, **kwargs)
 
@@ -179,7 +179,9 @@ def _refill(holder: Any, entries: Any) -> None:
 
 
 def _fill(container: Any, kind: Any, entries: Any) -> None:
-    """The same for an object of a subclass, past whatever the subclass does when it is written to."""
+    """The same for an object of a subclass, past whatever the subclass does when it is
+    written to.
+    """
     if _same(kind, container, entries):
         return
     kind.clear(container)
@@ -199,7 +201,9 @@ def _entries(kind: Any, container: Any) -> Any:
 
 
 def reachable(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
-    """The modules and tensors of a model, and those that it keeps in lists, attributes and objects."""
+    """The modules and tensors of a model, and those that it keeps in lists,
+    attributes and objects.
+    """
     held = _held(model)
     return held.modules, held.tensors
 
@@ -218,15 +222,15 @@ class _Held:
 
 def _held(model: nn.Module) -> _Held:
     held = _Held()
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting: deque[tuple[Any, int]] = deque([(model, 0)])
     while waiting:
         x, depth = waiting.pop()
-        if id(x) in seen or type(x) in _SIMPLE:
+        if id(x) in visited or type(x) in _SIMPLE:
             continue
         inside, deeper = _look(x, depth, held)
         if inside is not None:
-            seen.add(id(x))
+            visited.add(id(x))
             waiting.extend((value, depth + deeper) for value in inside)
     return held
 
@@ -237,7 +241,7 @@ def _look(x: Any, depth: int, held: _Held) -> tuple[list[Any] | None, int]:
     """
     if isinstance(x, nn.Module):
         held.modules.append(x)
-        return [*vars(x).values(), *x.children()], -depth  # counted from every module anew
+        return [*vars(x).values(), *x.children()], -depth  # depth is counted from each module
     if isinstance(x, Tensor):
         held.tensors.append(x)
         return [], 0
@@ -251,11 +255,20 @@ def _look(x: Any, depth: int, held: _Held) -> tuple[list[Any] | None, int]:
     return (_look_inside(x, held), 1) if depth < _DEPTH and _is_object(x) else (None, 0)
 
 
+def _attributes(x: Any) -> Any:
+    """What an object keeps under names; None for one with slots alone."""
+    try:
+        return vars(x)
+    except TypeError:
+        return None
+
+
 def _look_inside(x: Any, held: _Held) -> list[Any]:
     inside: list[Any] = []
-    if type(getattr(x, "__dict__", None)) is dict:
+    attributes = _attributes(x)
+    if type(attributes) is dict:
         held.objects.append(x)
-        inside.extend(vars(x).values())
+        inside.extend(attributes.values())
     kind = _kind(x)
     if kind is not None:
         held.containers.append(x)

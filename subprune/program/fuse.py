@@ -1,8 +1,10 @@
 """Convolution, BatchNorm, addition and ReLU as one call, where a program is replayed many times.
 
-Only for replays whose values are not looked at on the way (accuracy curves, trials of greedy on the
-loss): the results agree to rounding, not bit by bit. On the CPU in float32, by oneDNN; anything
-else runs operation by operation.
+Every run of a calibration does this. The results agree with those of single operations to
+rounding, not bit by bit; values inside a chain are never made. So a chain runs operation by
+operation where somebody looks inside it: where one of its operations is watched or replaced, where
+a run stops within it, and in runs that keep values or record gradients. On the CPU in float32, by
+oneDNN; anything else runs operation by operation too.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ class Chain:
         ):
             return None
         weight, bias = self._folded(weight, bias, fetch, folds)
-        own = self.window
-        shape = (own.padding, own.stride, own.dilation, own.groups)
+        window = self.window
+        shape = (window.padding, window.stride, window.dilation, window.groups)
         relu: Any = "relu" if self.relu else None
         if self.other is None:
             call = torch.ops.mkldnn._convolution_pointwise.default
@@ -64,7 +66,7 @@ class Chain:
     def _folded(
         self, weight: Tensor, bias: Tensor | None, fetch: Callable[[Any], Any], folds: Folds
     ) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias with the norm in them, made again only if a tensor was replaced."""
+        """Weight and bias with the norm in them, folded again only if a tensor was replaced."""
         parts = (weight, bias, *(fetch(a) for a in self.norm))
         known = folds.get(self.ops[0])
         if known is None or any(a is not b for a, b in zip(known[0], parts, strict=True)):
@@ -105,12 +107,12 @@ def chains(program: Program) -> dict[int, Chain]:
             readers[vid] = readers.get(vid, 0) + 1
     alive = [op for op in program.ops if any(readers.get(v) for v in op.outs)]
     made = {v: op.index for op in program.ops for v in op.outs}
-    found = (
+    candidates = (
         _chain(program, alive[i:], readers, made)
         for i, op in enumerate(alive)
         if _plain_convolution(program, op)
     )
-    return {c.ops[0]: c for c in found if c is not None}
+    return {c.ops[0]: c for c in candidates if c is not None}
 
 
 def _by_layout(program: Program, op: Op) -> bool:
@@ -154,13 +156,13 @@ def _chain(
         rest.pop(0)
     if follows(lambda op: belongs(op, "relu")):
         taken, out, relu = [*taken, rest[0].index], rest[0].outs[0], True
-    own = window(conv)
-    if len(taken) == 1 or own is None:
+    geometry = window(conv)
+    if len(taken) == 1 or geometry is None:
         return None
     return Chain(
         ops=tuple(taken),
         tensors=tuple(argument(conv, name) for name in ("input", "weight", "bias")),
-        window=own,
+        window=geometry,
         norm=() if folded is None else _norm_tensors(folded),
         epsilon=0.0 if folded is None else argument(folded, "eps"),
         other=other,
@@ -176,8 +178,8 @@ def _norm_tensors(op: Op) -> tuple[Any, ...]:
 
 
 def _plain_norm(op: Op, out: int, readers: dict[int, int]) -> bool:
-    """Whether this is a norm of the value `out` by stored statistics, of which only the first result
-    is read.
+    """Whether this is a norm of the value `out` by stored statistics,
+    of which only the first result is read.
     """
     entry = norm(op)
     if entry is None or entry.measures(op):

@@ -81,26 +81,26 @@ def argument(op: Op, name: str, args: Args | None = None, kwargs: Kwargs | None 
 
     Its default if it was not given, None if the operation has no argument of this name.
     """
-    given = op.args if args is None else args
+    positional = op.args if args is None else args
     named = op.kwargs if kwargs is None else kwargs
     if name in named:
         return named[name]
     if not isinstance(op.func, OpOverload) or name not in _schema(op.func):
         return None
     position, default = _schema(op.func)[name]
-    return given[position] if position < len(given) else default
+    return positional[position] if position < len(positional) else default
 
 
 def replaced(op: Op, args: Args, kwargs: Kwargs, new: Mapping[str, Any]) -> tuple[Args, Kwargs]:
     """The arguments of a call with some of them exchanged, by name."""
-    given, named = list(args), dict(kwargs)
+    positional, named = list(args), dict(kwargs)
     for name, value in new.items():
         position = _schema(op.func)[name][0]
-        if name in named or position >= len(given):
+        if name in named or position >= len(positional):
             named[name] = value
         else:
-            given[position] = value
-    return tuple(given), named
+            positional[position] = value
+    return tuple(positional), named
 
 
 def activation(op: Op) -> str:
@@ -377,7 +377,7 @@ FAMILIES: dict[str, frozenset[str]] = {
         | {"_adaptive_avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"}
         | {"fractional_max_pool3d", "max_unpool3d"}
     ),
-    # What comes out of these is no choice between classes.
+    # What comes out of these is not a choice between classes.
     "features": frozenset(
         {"native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm", "tanh", "pixel_shuffle"}
     ),

@@ -19,7 +19,7 @@ import torch
 __all__ = ["each", "later", "one_thread", "settled"]
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Outcome = TypeVar("Outcome")
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}  # by process and number of threads
 _making = threading.Lock()
@@ -27,7 +27,7 @@ _inside = threading.local()
 
 
 def _workers() -> int:
-    """Pieces that may run at once from here; a piece of work does not share itself out again."""
+    """Pieces that may run at once from here; a piece of work is not divided again."""
     return 1 if getattr(_inside, "worker", False) else torch.get_num_threads()
 
 
@@ -70,7 +70,7 @@ def _begun() -> set[Future[Any]]:
     return begun
 
 
-def _submit(function: Callable[..., Found], *args: Any) -> Future[Found]:
+def _submit(function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
     future = _pool(_workers()).submit(_as_here(function), *args)
     begun = _begun()
     begun.add(future)
@@ -85,18 +85,21 @@ def settled() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        left = set(_begun()) - before
-        for future in left:
+        unfinished = set(_begun()) - before
+        for future in unfinished:
             future.cancel()
-        wait(left)
+        wait(unfinished)
         raise
 
 
-def later(function: Callable[[], Found]) -> Future[Found]:
-    """Begin a piece of work and go on; its `result()` waits for it. On one core it is done at once."""
+def later(function: Callable[[], Outcome]) -> Future[Outcome]:
+    """Begin a piece of work and go on; its `result()` waits for it.
+
+    On one core it is done at once.
+    """
     if _workers() > 1:
         return _submit(function)
-    done: Future[Found] = Future()
+    done: Future[Outcome] = Future()
     try:
         done.set_result(function())
     except Exception as error:  # Ctrl-C is not put off
@@ -105,8 +108,8 @@ def later(function: Callable[[], Found]) -> Future[Found]:
 
 
 def each(
-    function: Callable[[Item], Found], items: Sequence[Item], worthwhile: bool = True
-) -> list[Found]:
+    function: Callable[[Item], Outcome], items: Sequence[Item], worthwhile: bool = True
+) -> list[Outcome]:
     """The function of every item, in order. The first error is raised when all have ended."""
     if not worthwhile or len(items) < 2 or _workers() < 2:
         return [function(item) for item in items]
@@ -133,11 +136,11 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _as_here(function: Callable[..., Found]) -> Callable[..., Found]:
+def _as_here(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """The function in the caller's gradient mode, which other threads do not share."""
     grad = torch.is_grad_enabled()
 
-    def run(*args: Any) -> Found:
+    def run(*args: Any) -> Outcome:
         with torch.set_grad_enabled(grad):
             return function(*args)
 

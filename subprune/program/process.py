@@ -33,7 +33,7 @@ class ProcessState:
         self.settings, self.numbers = _settings(), _random_numbers()
 
     def restore(self) -> None:
-        """Write what is no longer as it was."""
+        """Restore what has changed."""
         for read, write, before in self.settings:
             if read() != before:
                 write(before)

@@ -128,7 +128,9 @@ class Program:
         return next(floating, self.outputs[0])
 
     def last_use(self, value: int) -> int:
-        """Index of the last operation that reads the value; ``len(ops)`` for outputs; -1 for none."""
+        """Index of the last operation that reads the value;
+        ``len(ops)`` for outputs, -1 for none.
+        """
         return self._last_use.get(value, -1)
 
     def bind(self, inputs: Inputs) -> dict[int, Tensor]:

@@ -46,13 +46,15 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.ops: list[Op] = []
         self.values: dict[int, Value] = {}
-        self.current: dict[int, int] = {}  # id(tensor) → value id
+        # id(tensor) → value id; an operation in place gives the same tensor a new value
+        self.current: dict[int, int] = {}
         self.alive: list[Any] = []  # keeps ids of tensors unique
         self.stack = stack  # names of the modules that are running
-        self.paused = 0
+        self.paused = 0  # depth of calls that are recorded as one operation
         self.pending = 0  # flops counted inside an operation recorded as a whole
 
     def add(self, x: Tensor, source: str, name: str = "", constant: Tensor | None = None) -> int:
+        """A new value for what the tensor holds now; returns its id."""
         vid = len(self.values)
         storage = x.untyped_storage()._cdata if isinstance(x, FakeTensor) else id(x)
         self.values[vid] = Value(vid, tuple(x.shape), x.dtype, source, name, storage, constant)
@@ -61,13 +63,17 @@ class _Recorder(TorchDispatchMode):
         return vid
 
     def ref(self, x: Any) -> Any:
+        """The reference that stands for a tensor; anything else as it is."""
         if not isinstance(x, Tensor):
             return x
+        # A tensor that nobody made before the recorder's eyes: a constant of the model's code.
         if id(x) not in self.current:
             self.add(x, "constant", constant=None if isinstance(x, FakeTensor) else x)
         return Ref(self.current[id(x)])
 
     def write(self, func: Any, args: Any, kwargs: Any, result: Any, flops: int = 0) -> None:
+        """Add an operation to the list, its tensors replaced by references."""
+        # References first: outputs written in place are the same tensors with new values.
         refs, krefs = tree_map(self.ref, tuple(args)), tree_map(self.ref, dict(kwargs))
         inputs = tuple(
             dict.fromkeys(r.id for r in tree_flatten((refs, krefs))[0] if isinstance(r, Ref))
@@ -88,6 +94,7 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         count = flop_registry.get(getattr(func, "overloadpacket", None))
         flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+        # Inside a call that is recorded as one operation, only FLOPs are noted.
         self.pending += flops if self.paused else 0
         if not self.paused and not str(func).startswith(_SILENT) and flat_tensors(result):
             self.write(func, args, kwargs, result, flops)
@@ -105,9 +112,11 @@ class _Recorder(TorchDispatchMode):
                 result = original(*args, **kwargs)
             finally:
                 self.paused -= 1
-            own = recurrent_flops(func.module, args, kwargs) if isinstance(func, _Opaque) else None
-            if own is not None:  # some of its kernels are counted and others are not
-                self.pending = before + own
+            flops = (
+                recurrent_flops(func.module, args, kwargs) if isinstance(func, _Opaque) else None
+            )
+            if flops is not None:  # some of its kernels are counted and others are not
+                self.pending = before + flops
             if not self.paused:
                 self.write(func, args, kwargs, result, self.pending)
             return result
@@ -141,6 +150,7 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
         for name, module in model.named_modules()
         if isinstance(module, nn.RNNBase | nn.RNNCellBase)
     }
+    # Every failure names one more module to run as a whole, until the rest can be recorded.
     real = False
     while True:
         try:
@@ -150,8 +160,9 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
             reason = f"its forward depends on the values of the data ({_first_line(error)})"
             if not place or place in opaque:
                 raise StructureError(
-                    f"{type(model).__name__}.forward cannot be recorded: {reason}. "
-                    "Move the data-dependent branch into a submodule of its own; everything else then stays prunable."
+                    f"{type(model).__name__}.forward cannot be recorded: {reason}. Move "
+                    "the data-dependent branch into a submodule of its own; everything "
+                    "else then stays prunable."
                 ) from error
             opaque[place], real = reason, True
 
@@ -169,6 +180,7 @@ def _record_once(
     args, kwargs = tree_map(
         lambda x: _shadow(mode, x, fake) if isinstance(x, Tensor) else x, inputs
     )
+    # The run sees fake parameters and buffers in the place of the real ones.
     shadows = {id(x): _shadow(mode, x, fake) for x in _state(model)[0].values()} if fake else {}
     with borrowed(model, shadows), follow(model, running), torch.no_grad():
         state, aliases = _state(model)  # as it is lent
@@ -253,13 +265,14 @@ def _settle_mutations(recorder: _Recorder) -> None:
     """Turn in-place operations into ordinary ones wherever nobody else looks at the overwritten
     memory.
     """
-    readers: dict[int, int] = {}
+    readers: dict[int, int] = {}  # the last operation that reads each value
     for op in recorder.ops:
         for vid in op.inputs:
             readers[vid] = op.index
     by_storage: dict[int, list[int]] = {}
     for value in recorder.values.values():
         by_storage.setdefault(value.storage, []).append(value.id)
+    # Memory that is overwritten while an older value in it, a view for instance, is yet to be read.
     shared: set[int] = set()
     for op in recorder.ops:
         for old in op.mutates:
@@ -282,8 +295,8 @@ def _out_of_place(func: Any) -> Any | None:
 
 
 def record_given(model: nn.Module, inputs: Inputs, what: str) -> Program:
-    """`record` for inputs that the caller has brought: if the model does not take them, that is
-    said.
+    """`record` for inputs that the caller has brought; an error says so if the model does not take
+    them.
     """
     try:
         return record(model, inputs)
@@ -298,9 +311,10 @@ def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
     args, kwargs = inputs
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     text = str(error).strip()
-    said = text.splitlines()[0] if text else repr(error)
+    first_line = text.splitlines()[0] if text else repr(error)
     return (
-        f"the model cannot be called with {what} (shapes {shapes}): {type(error).__name__}: {said}"
+        f"the model cannot be called with {what} (shapes {shapes}): "
+        f"{type(error).__name__}: {first_line}"
     )
 
 

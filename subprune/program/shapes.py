@@ -89,7 +89,8 @@ def _empty(x: dict[str, Any], depth: int = 0) -> Any:
             type(n) is not int or not 0 <= n < 2**31 for n in x["shape"]
         ):
             raise DataError(
-                f"an input of shape {str(x['shape'])[:60]} and type {str(x['dtype'])[:20]} is not allowed"
+                f"an input of shape {str(x['shape'])[:60]} and type "
+                f"{str(x['dtype'])[:20]} is not allowed"
             )
         return torch.empty(x["shape"], dtype=_DTYPES[x["dtype"]], device="meta")
     if "list" in x:

@@ -1,5 +1,1 @@
 """What a pruning did: figures, as a table, as JSON, and as one HTML page."""
-
-from subprune.report.figures import GuaranteeLine, Layer, Report
-
-__all__ = ["GuaranteeLine", "Layer", "Report"]

@@ -16,7 +16,9 @@ _DEEPEST = 8
 
 
 def decode(kind: type[T], value: Any, where: str) -> T:
-    """An instance of the dataclass `kind` from plain data, or a `DataError` that names the place."""
+    """An instance of the dataclass `kind` from plain data,
+    or a `DataError` that names the place.
+    """
     if not isinstance(value, dict):
         raise DataError(f"{where} must be an object, got {_shown(value)}")
     hints = typing.get_type_hints(kind)
@@ -24,13 +26,14 @@ def decode(kind: type[T], value: Any, where: str) -> T:
     unknown = sorted(value.keys() - fields.keys())
     if unknown:
         raise DataError(
-            f"{where} has the unknown entry {_shown(unknown[0])}; it was not written by this version"
+            f"{where} has the unknown entry {_shown(unknown[0])}; it was "
+            "not written by this version"
         )
-    found = {name: _value(hints[name], x, f"{where}.{name}") for name, x in value.items()}
+    values = {name: _value(hints[name], x, f"{where}.{name}") for name, x in value.items()}
     needed = [
         f.name
         for f in fields.values()
-        if f.name not in found
+        if f.name not in values
         and f.default is dataclasses.MISSING
         and f.default_factory is dataclasses.MISSING
     ]
@@ -38,7 +41,7 @@ def decode(kind: type[T], value: Any, where: str) -> T:
         raise DataError(
             f"{where} lacks {', '.join(needed)}; it was not written by subprune, or is damaged"
         )
-    return kind(**found)
+    return kind(**values)
 
 
 def _value(kind: Any, x: Any, where: str) -> Any:

@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from subprune.errors import DataError
-from subprune.io.export import Exported
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
 
-__all__ = ["GuaranteeLine", "Layer", "Report"]
+__all__ = ["Exported", "GuaranteeLine", "LayerWidth", "Report"]
 
 NAN = float("nan")
-NOTHING = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
+NOT_COMPARED = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerWidth:
     """One layer with a weight, in the order they run: its width before and after."""
 
     name: str
@@ -33,7 +32,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class GuaranteeLine:
-    """What is proven about one group's selection, beside what was measured; see docs/guarantees.md."""
+    """What is proven about one group's selection, beside what was measured;
+    see docs/guarantees.md.
+    """
 
     name: str
     k: int
@@ -41,6 +42,29 @@ class GuaranteeLine:
     bound: float  # proven to be no larger than this
     gamma: float  # proven lower bound of the submodularity ratio
     assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A verified file that `subprune.export` wrote."""
+
+    path: str
+    format: str
+    bytes: int
+    difference: float  # largest difference to PyTorch's outputs, relative to their largest entry
+    batch: str  # "any", or the only number of inputs it takes
+    latency: tuple[float, float]  # seconds per call: PyTorch, and the file
+
+    def __str__(self) -> str:
+        a, b = self.latency
+        return (
+            f"{self.path}: {self.format}, {self.bytes / 1e3:,.1f} kB, batch size {self.batch}, differs from PyTorch by "
+            f"{self.difference:.1e}, {b * 1e3:.3g} ms per call (PyTorch {a * 1e3:.3g} ms)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -53,7 +77,7 @@ class Report:
     flops: tuple[int, int]
     samples: int
     seconds: float  # of the whole call of `prune`
-    fitted: Comparison = NOTHING  # on the calibration inputs, which the weights were fitted to
+    fitted: Comparison = NOT_COMPARED  # on the calibration inputs, which the weights were fitted to
     held_out: Comparison | None = None  # on inputs that nothing was fitted to
     refused: dict[str, str] = field(default_factory=dict)  # layer → why it was not pruned
     notes: tuple[str, ...] = ()
@@ -68,7 +92,7 @@ class Report:
     # what `seconds` were spent on; they add up to it
     parts: dict[str, float] = field(default_factory=dict)
     model: str = ""  # class of the model
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[LayerWidth, ...] = ()
     guarantees: tuple[GuaranteeLine, ...] = ()
     exports: tuple[Exported, ...] = ()  # files made with `subprune.export`
     command: str = ""  # what reproduces it
@@ -76,7 +100,9 @@ class Report:
 
     @property
     def compared(self) -> Comparison:
-        """On inputs that nothing was fitted to, if there are some, else on the calibration inputs."""
+        """On inputs that nothing was fitted to, if there are some,
+        else on the calibration inputs.
+        """
         return self.fitted if self.held_out is None else self.held_out
 
     @property
@@ -103,8 +129,8 @@ class Report:
         """One line."""
         return (
             f"{self.plan.method}: {self.parameters[0]:,} → {self.parameters[1]:,} parameters "
-            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, {self.seconds:.1f} s on "
-            f"{self.samples} inputs"
+            f"({self.compression:.2f}×), {self.speedup:.2f}× fewer FLOPs per input, "
+            f"{self.seconds:.1f} s on {self.samples} inputs"
         )
 
     def to_dict(self) -> dict[str, Any]:

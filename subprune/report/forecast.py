@@ -1,18 +1,20 @@
-"""What `prune` would do: numbers of units, exact sizes, and whether the target can be met at all."""
+"""What `prune` would do: numbers of units, exact sizes, and whether the goal can be met at all."""
 
 from __future__ import annotations
 
 import html
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from subprune.budget.demand import Demand
 from subprune.budget.latency import by_latency
 from subprune.errors import BudgetError
 from subprune.report.terminal import as_text
+
+if TYPE_CHECKING:
+    from subprune.budget.demand import Demand
 
 __all__ = ["Forecast", "ForecastGroup", "make_forecast"]
 
@@ -37,14 +39,14 @@ class Forecast:
     # before and after; exact, or at most, where units of a group differ in size
     parameters: tuple[int, int]
     flops: tuple[int, int]  # for one input: of a call on the first batch, over its inputs; likewise
-    # why the target cannot be met; `groups` then shows the smallest possible model
+    # why the goal cannot be met; `groups` then shows the smallest possible model
     problem: str = ""
-    needed: str = ""  # what had to be computed to share out the target; empty if nothing
+    needed: str = ""  # what had to be computed to divide the goal; empty if nothing
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def feasible(self) -> bool:
-        """Whether the target can be met."""
+        """Whether the goal can be met."""
         return not self.problem
 
     @property
@@ -55,10 +57,10 @@ class Forecast:
     def summary(self) -> str:
         """One line."""
         (p, q), (f, h) = self.parameters, self.flops
-        words = "would leave" if self.feasible else "cannot meet the target; the smallest model has"
+        words = "would leave" if self.feasible else "cannot meet the goal; the smallest model has"
         return (
-            f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters ({p / max(1, q):.2f}×), "
-            f"{f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
+            f"{self.method}, {self.rule} budgets, {words} {q:,} of {p:,} parameters "
+            f"({p / max(1, q):.2f}×), {f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
         )
 
     def table(self) -> Table:
@@ -94,11 +96,12 @@ class Forecast:
         table = html_table(("group", "kind", "units", "keep", "remove"), rows, numbers=(2, 3, 4))
         lines = [self.problem] if self.problem else []
         lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
-        return f"<p>{html.escape(self.summary())}</p>{table}<p>{'<br>'.join(map(html.escape, lines))}</p>"
+        remarks = "<br>".join(map(html.escape, lines))
+        return f"<p>{html.escape(self.summary())}</p>{table}<p>{remarks}</p>"
 
 
 def make_forecast(demand: Demand) -> Forecast:
-    """Share out the goal without pruning; statistics are gathered only where they are needed."""
+    """Divide the goal without pruning; statistics are gathered only where they are needed."""
     problem, needed = "", demand.allocator.looks_at if demand.looks else ""
     try:
         if demand.goal.latency is None:

@@ -71,11 +71,12 @@ def html_table(
     mark = ['class="n"' if i in numbers else "" for i in range(len(head))]
     top = "".join(f"<th {m}>{e(h)}</th>" for m, h in zip(mark, head, strict=True))
     lines = ["".join(f"<td {m}>{c}</td>" for m, c in zip(mark, row, strict=True)) for row in rows]
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{''.join(f'<tr>{x}</tr>' for x in lines)}</tbody></table>"
+    body = "".join(f"<tr>{x}</tr>" for x in lines)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _head(r: Report) -> str:
-    target = next(
+    goal = next(
         (
             f"{k} = {_plain(r.plan.options[k])}"
             for k in ("compression", "speedup", "params", "flops", "latency", "keep")
@@ -83,10 +84,13 @@ def _head(r: Report) -> str:
         ),
         "given budgets",
     )
-    words = f"{r.plan.method}, {target}, {r.samples} inputs, {r.seconds:.1f} s"
+    words = f"{r.plan.method}, {goal}, {r.samples} inputs, {r.seconds:.1f} s"
     if r.parts:
         words += f" ({spent(r)})"
-    return f'<h1>{e(r.model or "model")}, {r.compression:.2f}× smaller</h1><p class="soft">{e(words)}</p>'
+    return (
+        f"<h1>{e(r.model or 'model')}, {r.compression:.2f}× smaller</h1>"
+        f'<p class="soft">{e(words)}</p>'
+    )
 
 
 def _plain(x: object) -> str:
@@ -148,7 +152,8 @@ def _network(r: Report) -> str:
     if not r.layers:
         return ""
     legend = (
-        '<p class="soft legend"><i style="background:var(--kept)"></i>kept<i style="background:var(--gone)"></i>'
+        '<p class="soft legend"><i style="background:var(--kept)"></i>kept'
+        '<i style="background:var(--gone)"></i>'
         "removed. Input at the top; bars grow with the square root of the width.</p>"
     )
     return f'<h2>What went where</h2>{legend}<div class="card net">{network(r.layers)}</div>'
@@ -185,11 +190,15 @@ def _breakable(name: str) -> str:
 
 def _groups(r: Report) -> str:
     text = (
-        "Error left: the share of what the next layers received from these units that is lost after reweighting, on "
-        "rows of data that were not fitted (in brackets: on those that were). Weights: their norm over the old one."
+        "Error left: the share of what the next layers received from these units that is lost "
+        "after reweighting, on rows of data that were not fitted (in brackets: on those that "
+        "were). Weights: their norm over the old one."
     )
     table = html_table(_GROUP_HEAD, _group_rows(r.plan.groups), numbers=(2, 3, 4, 6))
-    return f'<h2>Group by group</h2><p class="soft">{text}</p><div class="card scroll groups">{table}</div>'
+    return (
+        f'<h2>Group by group</h2><p class="soft">{text}</p>'
+        f'<div class="card scroll groups">{table}</div>'
+    )
 
 
 def _curves(r: Report) -> str:
@@ -198,20 +207,21 @@ def _curves(r: Report) -> str:
         drawing = curve(g)
         if drawing:
             k = len(g.kept)
-            left = (
+            remaining = (
                 "whole"
                 if k == g.units
                 else f"{percent(g.errors[k]) if k < len(g.errors) else '–'} left"
             )
-            said = f"{k} of {g.units} kept: {left}"
+            caption = f"{k} of {g.units} kept: {remaining}"
             cards.append(
-                f'<div class="card curve"><h3>{e(g.name)}</h3><p class="soft said">{e(said)}</p>{drawing}</div>'
+                f'<div class="card curve"><h3>{e(g.name)}</h3>'
+                f'<p class="soft said">{e(caption)}</p>{drawing}</div>'
             )
     if not cards:
         return ""
     text = (
-        "For every number of units: the error that the greedy choice of so many leaves, with a plain fit and on the "
-        "inputs it was fitted to. The dashed line is the choice."
+        "For every number of units: the error that the greedy choice of so many leaves, with a "
+        "plain fit and on the inputs it was fitted to. The dashed line is the choice."
     )
     return (
         f'<h2>Error curves</h2><p class="soft">{text}</p><div class="curves">{"".join(cards)}</div>'
@@ -249,18 +259,27 @@ def _exports(r: Report) -> str:
          f"{x.latency[1] * 1e3:.3g}", f"{x.latency[0] * 1e3:.3g}"]
         for x in r.exports
     ]  # fmt: skip
-    return f'<h2>Exported files</h2><div class="card scroll">{html_table(head, rows, numbers=(2, 4, 5, 6))}</div>'
+    return (
+        "<h2>Exported files</h2>"
+        f'<div class="card scroll">{html_table(head, rows, numbers=(2, 4, 5, 6))}</div>'
+    )
 
 
 def _skipped(r: Report) -> str:
     notes = "".join(f"<p>{e(n)}</p>" for n in r.notes)
     if not r.refused:
-        return f"<h2>Left as it was</h2><p class='soft'>Everything that can be pruned was looked at.</p>{notes}"
+        return (
+            "<h2>Left as it was</h2>"
+            f"<p class='soft'>Everything that can be pruned was looked at.</p>{notes}"
+        )
     by_reason: dict[str, list[str]] = {}
     for name, why in r.refused.items():
         by_reason.setdefault(why, []).append(name)
     rows = [[e(_listed(names)), e(why)] for why, names in by_reason.items()]
-    return f'<h2>Left as it was, and why</h2><div class="card scroll">{html_table(("what", "why"), rows)}</div>{notes}'
+    return (
+        "<h2>Left as it was, and why</h2>"
+        f'<div class="card scroll">{html_table(("what", "why"), rows)}</div>{notes}'
+    )
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from subprune.fit.cross_fit import FOLDS
 from subprune.messages import Message
-from subprune.plan import Plan
+
+if TYPE_CHECKING:
+    from subprune.plan import Plan
 
 __all__ = ["fit_remarks"]
 
@@ -26,16 +29,17 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
     fits = [g for g in cut if g.rows]
     if cut and samples < _FEW:
         yield (
-            f"only {samples} input{'' if samples == 1 else 's'} to calibrate on: the figures of this report are rough; "
-            "give a few hundred inputs"
+            f"only {samples} input{'' if samples == 1 else 's'} to calibrate on: the figures of "
+            "this report are rough; give a few hundred inputs"
         )
     if narrow := [g for g in fits if g.rows < g.columns]:
         worst = max(narrow, key=lambda g: g.columns / g.rows)
         wanted = math.ceil(2 * samples * worst.columns / worst.rows)
         yield (
-            f"{_groups(len(narrow))} fitted with fewer rows of data than weights per output, so that the error on "
-            f"fitted inputs says nothing (most of all {worst.name}: {worst.rows:,} rows for {worst.columns:,} "
-            f"columns); about {wanted:,} inputs would be enough"
+            f"{_groups(len(narrow))} fitted with fewer rows of data than weights per "
+            "output, so that the error on fitted inputs says nothing (most of all "
+            f"{worst.name}: {worst.rows:,} rows for {worst.columns:,} columns); about "
+            f"{wanted:,} inputs would be enough"
         )
     if exact := [g for g in fits if math.isnan(g.held_out) and g.error < _ZERO and g not in narrow]:
         worst = min(exact, key=lambda g: g.rows / g.columns)
@@ -52,9 +56,10 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
     if weak := [g for g in fits if g.held_out > max(_SMALL, _GAP * g.error)]:
         worst = max(weak, key=lambda g: g.held_out)
         yield (
-            f"{_groups(len(weak))} fitted much better to the inputs seen than to others (most of all {worst.name}: "
-            f"error {_share(worst.error)} on fitted inputs, {_share(worst.held_out)} on held-out ones); more inputs "
-            "would help, or a smaller cut there"
+            f"{_groups(len(weak))} fitted much better to the inputs seen than to "
+            f"others (most of all {worst.name}: error {_share(worst.error)} on fitted "
+            f"inputs, {_share(worst.held_out)} on held-out ones); more inputs would "
+            "help, or a smaller cut there"
         )
     if large := [g for g in fits if g.growth > _GROWTH]:
         worst = max(large, key=lambda g: g.growth)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
-    from subprune.report.figures import Layer
+    from subprune.report.figures import LayerWidth
 
 __all__ = ["curve", "network"]
 
@@ -19,18 +19,18 @@ _FRAME = (34.0, 252.0, 10.0, 116.0)  # left, right, top, bottom of a curve's plo
 _MOST_POINTS = 160
 
 
-def network(layers: Sequence[Layer]) -> str:
+def network(layers: Sequence[LayerWidth]) -> str:
     """Layers from top to bottom: each a bar as wide as the layer was, the kept part filled."""
     widest = max((x.before for x in layers), default=1)
     height = _ROW * len(layers) + 4
     parts, previous = [], None
     for i, layer in enumerate(layers):
         top = i * _ROW + 16
-        full, left = (_share(n, widest) * _WIDE for n in (layer.before, layer.after))
+        full, now = (_share(n, widest) * _WIDE for n in (layer.before, layer.after))
         if previous is not None:
-            parts.append(_flow(previous, (top, left)))
+            parts.append(_flow(previous, (top, now)))
         parts.append(_bar("before", top, full))
-        parts.append(_bar("after", top, left))
+        parts.append(_bar("after", top, now))
         name = html.escape(_short(layer.name, 34))
         change = (
             f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"
@@ -39,9 +39,10 @@ def network(layers: Sequence[Layer]) -> str:
         parts.append(f'<text x="{_LEFT + _WIDE}" y="{top - 3}" text-anchor="end">{change}</text>')
         title = html.escape(f"{layer.name} ({layer.kind}): {layer.before} → {layer.after}")
         parts.append(
-            f'<rect x="0" y="{top - 14}" width="360" height="{_ROW}" opacity="0"><title>{title}</title></rect>'
+            f'<rect x="0" y="{top - 14}" width="360" height="{_ROW}" opacity="0">'
+            f"<title>{title}</title></rect>"
         )
-        previous = (top + _BAR, left)
+        previous = (top + _BAR, now)
     label = "the network from input to output, widths before and after"
     return f'<svg viewBox="0 0 360 {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
@@ -53,14 +54,20 @@ def _share(n: int, widest: int) -> float:
 
 def _bar(kind: str, top: float, width: float) -> str:
     x = _LEFT + (_WIDE - width) / 2
-    return f'<rect class="{kind}" x="{x:.1f}" y="{top}" width="{max(width, 1):.1f}" height="{_BAR}" rx="3"/>'
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{top}" width="{max(width, 1):.1f}" '
+        f'height="{_BAR}" rx="3"/>'
+    )
 
 
 def _flow(above: tuple[float, float], below: tuple[float, float]) -> str:
     """The kept width of one layer running into the next."""
     middle = _LEFT + _WIDE / 2
     (y, w), (z, v) = above, below
-    points = f"{middle - w / 2:.1f},{y} {middle + w / 2:.1f},{y} {middle + v / 2:.1f},{z} {middle - v / 2:.1f},{z}"
+    points = (
+        f"{middle - w / 2:.1f},{y} {middle + w / 2:.1f},{y} {middle + v / 2:.1f},{z} "
+        f"{middle - v / 2:.1f},{z}"
+    )
     return f'<polygon class="flow" points="{points}"/>'
 
 
@@ -100,7 +107,8 @@ def curve(group: GroupPlan) -> str:
     parts.append(f'<polyline class="path" points="{line}"/>')
     parts.append(f'<line class="chosen" x1="{at[0]:.1f}" x2="{at[0]:.1f}" y1="{y0}" y2="{y1}"/>')
     parts.append(
-        f'<circle class="dot" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4"/><circle class="probe" r="4"/>'
+        f'<circle class="dot" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4"/>'
+        '<circle class="probe" r="4"/>'
     )
     parts += [
         f'<text x="{x0}" y="130">0</text>',
@@ -111,8 +119,10 @@ def curve(group: GroupPlan) -> str:
     )
     frame = f"{x0},{x1},{y0},{y1},{least}"
     return (
-        f'<svg viewBox="0 0 260 134" role="img" aria-label="error curve of {html.escape(group.name)}" '
-        f'data-errors="{data}" data-units="{group.units}" data-frame="{frame}">{"".join(parts)}</svg>'
+        '<svg viewBox="0 0 260 134" role="img" '
+        f'aria-label="error curve of {html.escape(group.name)}" '
+        f'data-errors="{data}" data-units="{group.units}" data-frame="{frame}">'
+        f"{''.join(parts)}</svg>"
     )
 
 

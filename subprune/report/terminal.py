@@ -160,12 +160,12 @@ def comparisons(report: Report) -> list[tuple[str, str, str]]:
 
 def measured(report: Report) -> list[tuple[str, str]]:
     """Measured figures beyond sizes, in words."""
-    found = [(name, f"{value}, {where}") for name, value, where in comparisons(report)]
+    lines = [(name, f"{value}, {where}") for name, value, where in comparisons(report)]
     if report.accuracy is not None:
         a, b = report.accuracy
-        found.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
+        lines.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
     if report.latency is not None:
-        found.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
+        lines.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
     if report.parts:
-        found.append(("time", f"{report.seconds:.2f} s: {spent(report)}"))
-    return found
+        lines.append(("time", f"{report.seconds:.2f} s: {spent(report)}"))
+    return lines

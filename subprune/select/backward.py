@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.select.greedy import TIE, follow
 from subprune.select.selector import Ranking, Selector, View
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["Backward", "backward_order"]
 

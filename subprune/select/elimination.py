@@ -6,7 +6,7 @@ traffic is what costs, so no large matrix is touched in a step. A panel collects
 computes only the pivot's own rows of it and updates every unit's r × r diagonal blocks of ``G`` and
 of ``H = C·Cᵀ``, which is all that gains need: ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the
 panel is full, one matrix product updates what is left of ``G`` and ``C``, and the diagonal blocks
-are read from them anew, so that the rounding of ``H``, which squares ``C``, cannot build up.
+are read from them afresh, so that the rounding of ``H``, which squares ``C``, cannot build up.
 
 The blocks of ``H`` change by products of all rows of ``C`` with the new rows of ``Z``. Where ``C``
 is small that is one product; where reading all of ``C`` at every step would dominate (single
@@ -20,19 +20,22 @@ original diagonal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.select.objective import whitening
-from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["Elimination", "without_fixed"]
 
 _PANEL = 128  # columns collected before G and C are updated
 _STRIP = 1024  # rows of G updated at a time, from the diagonal on
 _LARGE = 64 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
-_FADED = 1e-4  # share of its first trace at which H is made again from C, lest rounding show
+_FADED = 1e-4  # share of its first trace at which H is recomputed from C, before rounding shows
 
 
 class Elimination:
@@ -44,11 +47,11 @@ class Elimination:
         self.blocks: list[_Block] = []
         self.fixed_gain = 0.0  # what the columns without a unit, always kept, explain
         for s in stats:
-            own = s.tolerance if tolerance is None else tolerance
-            gram, cross, units, gain = without_fixed(s, own)
+            threshold = s.tolerance if tolerance is None else tolerance
+            gram, cross, units, gain = without_fixed(s, threshold)
             self.fixed_gain += gain
             if len(units):
-                self.blocks.append(_Block(gram, cross, units, n_units, own))
+                self.blocks.append(_Block(gram, cross, units, n_units, threshold))
 
     def gains(self) -> Tensor:
         """F(i | S) for every unit i: [n_units] float64 on the CPU; about 0 for the units in S."""
@@ -70,17 +73,23 @@ class Elimination:
 def without_fixed(s: Statistics, tolerance: float) -> tuple[Tensor, Tensor, Tensor, float]:
     """Scale all columns to unit energy and eliminate those without a unit.
 
-    Returns G [d', d'], C [d', m'] and units [d'] of the columns left, and the energy explained.
+    Returns G [d', d'], C [d', m'] and units [d'] of the remaining columns, and the energy that the
+    eliminated ones explain. m' is at most d'.
     """
     diagonal = s.gram.diagonal()
+    # Columns that are zero keep the scale 0: they stay zero and never gain anything.
     scale = torch.where(diagonal > 0, diagonal.clamp_min(0).rsqrt(), 0.0)
     free = (s.units >= 0).nonzero().flatten()
     fixed = (s.units < 0).nonzero().flatten()
-    own = s.gram if len(free) == s.width else s.gram.index_select(0, free).index_select(1, free)
-    gram = (own * scale[free]).mul_(scale[free, None])
+    free_gram = (
+        s.gram if len(free) == s.width else s.gram.index_select(0, free).index_select(1, free)
+    )
+    gram = (free_gram * scale[free]).mul_(scale[free, None])
     cross = s.cross[free] * scale[free, None]
     gain = 0.0
     if len(fixed):
+        # One block step: with T whitening the fixed columns, L = TᵀG_fixed,free and Z = TᵀC_fixed,
+        # and what remains is G − LᵀL and C − LᵀZ.
         root = whitening(s.gram[fixed][:, fixed], tolerance).matrix  # [f, rank]
         left = root.T @ (s.gram[fixed][:, free] * scale[free])  # [rank, d']
         right = root.T @ s.cross[fixed]  # [rank, m]
@@ -106,17 +115,16 @@ class _Block:
         self.ids, counts = units.unique(return_counts=True)  # [n], ascending
         self.r, self.tolerance = int(counts.max()), tolerance
         n, r = len(self.ids), self.r
-        order = units.argsort(stable=True)
+        order = units.argsort(stable=True)  # columns unit by unit
         if bool((counts == r).all()):
             ordered = torch.equal(order, torch.arange(len(order), device=order.device))
             self.gram = gram if ordered else gram[order][:, order]
             self.cross = cross if ordered else cross[order]
         else:
-            within = (
-                torch.arange(len(order), device=order.device)
-                - (counts.cumsum(0) - counts)[torch.repeat_interleave(counts)]
-            )
-            slots = torch.repeat_interleave(counts) * r + within  # where each column goes
+            owner = torch.repeat_interleave(counts)  # [d], number of each column's unit
+            first = counts.cumsum(0) - counts  # [n], first column of each unit
+            within = torch.arange(len(order), device=order.device) - first[owner]
+            slots = owner * r + within  # [d], where each column goes among the padded ones
             self.gram = gram.new_zeros(n * r, n * r)
             self.gram[slots[:, None], slots] = gram[order][:, order]
             self.cross = cross.new_zeros(n * r, cross.shape[1])
@@ -124,8 +132,9 @@ class _Block:
         self.alive = torch.ones(n, dtype=torch.bool)
         self.ids = self.ids.cpu()
         self.place = torch.full((n_units,), -1, dtype=torch.int64)
+        # C has n·r·m numbers and H (n·r)²: it is kept whole only where it is not much larger.
         keep_whole = self.cross.nbytes > _LARGE and 8 * self.cross.shape[1] >= r * len(self.cross)
-        # H at the last flush
+        # [n·r, n·r], H at the last flush
         self.whole: Tensor | None = torch.empty_like(self.gram) if keep_whole else None
         self.first_trace = 0.0
         self._new_panel()
@@ -138,14 +147,18 @@ class _Block:
         self.left = self.gram.new_empty(max(_PANEL, 2 * r), n * r)
         self.right = self.gram.new_empty(max(_PANEL, 2 * r), self.cross.shape[1])
         self.used = 0
-        # the last unit factored, with its root
-        self.found: tuple[int, Tensor, Tensor, Tensor] | None = None
+        # The last unit factored: (unit, T, rows of L, rows of Z). A unit is often asked for its
+        # exact gain just before it is added.
+        self.factored: tuple[int, Tensor, Tensor, Tensor] | None = None
+        # The r × r blocks on the diagonal: dimensions 0 and 2 are the unit, 1 and 3 its columns.
         self.diag_g = self.gram.view(n, r, n, r).diagonal(dim1=0, dim2=2).permute(2, 0, 1).clone()
         rows = self.cross.view(n, r, self.cross.shape[1])
         self.diag_h = rows.square().sum(2, keepdim=True) if r == 1 else rows @ rows.mT
         if self.whole is not None:
             # [panel, n·r], products of Z with the rows of C
             self.dots = torch.empty_like(self.left)
+            # H loses its trace as picks explain Y; once little of it is left, the rounding of the
+            # first, large H would show.
             trace = float(self.diag_h.diagonal(dim1=1, dim2=2).sum())
             if trace < _FADED * self.first_trace or self.first_trace == 0:
                 self.first_trace = trace
@@ -157,6 +170,8 @@ class _Block:
         if self.r == 1:
             return torch.where(g > tolerance, h / g, 0.0).flatten().clamp_min(0)
         gains = g.new_zeros(len(g))
+        # Three kinds of unit: nothing of it remains; all its columns are independent (Cholesky);
+        # some depend on each other (pivoting).
         some = (g.diagonal(dim1=1, dim2=2) > tolerance).any(1).nonzero().flatten()
         lower, info = torch.linalg.cholesky_ex(g[some])
         good = (info == 0) & (lower.diagonal(dim1=1, dim2=2).square().amin(1) > tolerance)
@@ -172,14 +187,19 @@ class _Block:
         place = int(self.place[unit]) if unit < len(self.place) else -1
         if place < 0:
             return self.left[:0], self.right[:0]
-        if self.found is None or self.found[0] != unit:
-            own = slice(place * self.r, (place + 1) * self.r)
+        if self.factored is None or self.factored[0] != unit:
+            rows_of_unit = slice(place * self.r, (place + 1) * self.r)
             left, right = self.left[: self.used], self.right[: self.used]
-            rows = _rows(self.gram, own).addmm_(left[:, own].T, left, alpha=-1)  # [r, n·r]
-            targets = torch.addmm(self.cross[own], left[:, own].T, right, alpha=-1)  # [r, m]
-            root = _root(rows[:, own], self.tolerance)  # [r, rank]
-            self.found = unit, root, root.T @ rows, root.T @ targets
-        return self.found[2], self.found[3]
+            # The unit's rows of the residual G − LᵀL and C − LᵀZ, then whitened by T.
+            rows = _rows(self.gram, rows_of_unit).addmm_(
+                left[:, rows_of_unit].T, left, alpha=-1
+            )  # [r, n·r]
+            targets = torch.addmm(
+                self.cross[rows_of_unit], left[:, rows_of_unit].T, right, alpha=-1
+            )  # [r, m]
+            root = _root(rows[:, rows_of_unit], self.tolerance)  # [r, rank]
+            self.factored = unit, root, root.T @ rows, root.T @ targets
+        return self.factored[2], self.factored[3]
 
     def add(self, unit: int) -> tuple[float, int]:
         """Eliminate a unit's columns; returns (gain, rank)."""
@@ -192,34 +212,36 @@ class _Block:
             self.left[self.used : self.used + rank] = left
             self.right[self.used : self.used + rank] = right
             self.used += rank
-            self.found = None
+            self.factored = None
             if self.used + self.r > len(self.left):
                 self._flush()
         return float(right.square().sum()), rank
 
     def _dots(self, place: int, right: Tensor) -> Tensor:
         """Products [rank, n·r] of new rows of Z with every row of C as it was at the last flush."""
-        if self.whole is None or self.found is None:
+        if self.whole is None or self.factored is None:
             return (self.cross @ right.T).T
-        own = slice(place * self.r, (place + 1) * self.r)
-        rows = _rows(self.whole, own).addmm_(
-            self.left[: self.used, own].T, self.dots[: self.used], alpha=-1
+        rows_of_unit = slice(place * self.r, (place + 1) * self.r)
+        rows = _rows(self.whole, rows_of_unit).addmm_(
+            self.left[: self.used, rows_of_unit].T, self.dots[: self.used], alpha=-1
         )
-        new = self.found[1].T @ rows
+        new = self.factored[1].T @ rows
         self.dots[self.used : self.used + len(new)] = new
         return new
 
     def _update_diagonals(self, left: Tensor, right: Tensor, dots: Tensor) -> None:
         """C_i ← C_i − L_iᵀZ in H_ii = C_i·C_iᵀ, and G_ii ← G_ii − L_iᵀL_i."""
         old, n, r = slice(0, self.used), len(self.ids), self.r
+        # Products with the current C, not with that of the last flush: D ← D − (ZZ_oldᵀ)L_old.
         dots = dots - (right @ self.right[old].T) @ self.left[old]
+        # (C − LᵀZ)(C − LᵀZ)ᵀ = CCᵀ − LᵀD − DᵀL + Lᵀ(ZZᵀ)L; half of the last term goes into each D.
         dots = dots - (right @ right.T) @ left / 2
         if r == 1:
             self.diag_g -= left.square().view(n, 1, 1)
             self.diag_h -= 2 * (left * dots).view(n, 1, 1)
             return
         lt = left.view(-1, n, r).permute(1, 2, 0)  # [n, r, rank]
-        dt = dots.reshape(-1, n, r).permute(1, 2, 0)
+        dt = dots.reshape(-1, n, r).permute(1, 2, 0)  # [n, r, rank]
         self.diag_g -= lt @ lt.mT
         cross = lt @ dt.mT
         self.diag_h -= cross + cross.mT
@@ -228,7 +250,7 @@ class _Block:
         """Bring gram and cross up to date; drop the rows of picked units once they are a quarter.
 
         Gathering costs as much as the product itself, so it is not done at every flush. Rows of
-        picked units that stay have no residual left and hence no gain.
+        picked units that are still there have no residual and hence no gain.
         """
         left, right = self.left[: self.used], self.right[: self.used]
         dots = None if self.whole is None else self.dots[: self.used]
@@ -243,16 +265,17 @@ class _Block:
                 dots = dots.index_select(1, index)
                 self.whole = self.whole.index_select(0, index).index_select(1, index)
         _add_upper(self.gram, left, left, -1.0, self.r)
-        if self.whole is not None and dots is not None:  # H − LᵀD − DᵀL + Lᵀ(ZZᵀ)L
+        if self.whole is not None and dots is not None:
+            # H − LᵀD − DᵀL + Lᵀ(ZZᵀ)L, as one product: half of the last term goes into each D.
             half = torch.addmm(dots, right @ right.T, left, alpha=-0.5)
             _add_upper(self.whole, torch.cat([left, half]), torch.cat([half, left]), -1.0, self.r)
         self.cross.addmm_(left.T, right, alpha=-1)
         self._new_panel()
 
 
-def _rows(upper: Tensor, own: slice) -> Tensor:
+def _rows(upper: Tensor, span: slice) -> Tensor:
     """Copy of rows [q, d] of a symmetric matrix of which only the upper half is up to date."""
-    return torch.cat([upper[: own.start, own].T, upper[own, own.start :]], 1)
+    return torch.cat([upper[: span.start, span].T, upper[span, span.start :]], 1)
 
 
 def _add_upper(matrix: Tensor, a: Tensor, b: Tensor, factor: float, align: int = 1) -> None:
@@ -292,7 +315,7 @@ def _pivots(block: Tensor, tolerance: float) -> Tensor:
             break
         chosen.append(pivot)
         work -= work[:, pivot, None] * (work[pivot] / work[pivot, pivot])
-        work[pivot], work[:, pivot] = 0.0, 0.0
+        work[pivot], work[:, pivot] = 0.0, 0.0  # exactly, so that it is not picked again
     return torch.tensor(chosen, dtype=torch.int64, device=block.device)
 
 
@@ -302,18 +325,19 @@ def _deficient_gains(g: Tensor, h: Tensor, tolerance: float) -> Tensor:
     each = torch.arange(len(g), device=g.device)
     total = g.new_zeros(len(g))
     for _ in range(g.shape[1]):
-        energy, pivot = g.diagonal(dim1=1, dim2=2).max(1)
+        energy, pivot = g.diagonal(dim1=1, dim2=2).max(1)  # [n], [n]
         live = energy > tolerance
         if not bool(live.any()):
             break
         safe = torch.where(live, energy, 1.0)
-        column = g[each, :, pivot] * live[:, None]  # [n, r]; zero where nothing is left
-        share = column / safe[:, None]
-        target = h[each, :, pivot]
-        peak = target[each, pivot]
+        column = g[each, :, pivot] * live[:, None]  # [n, r]; zero where nothing remains
+        share = column / safe[:, None]  # [n, r], coefficients of the pivot in the other columns
+        products = h[each, :, pivot]  # [n, r]
+        peak = products[each, pivot]  # [n]
         total += torch.where(live, peak / safe, 0.0).clamp_min(0)
+        # With s the shares: G ← G − s·columnᵀ, and C ← C − s·c_pivotᵀ in H = C·Cᵀ.
         g -= share[:, :, None] * column[:, None, :]
-        mixed = share[:, :, None] * (target - share * peak[:, None] / 2)[:, None, :]
+        mixed = share[:, :, None] * (products - share * peak[:, None] / 2)[:, None, :]
         h -= mixed + mixed.mT
         g[each, :, pivot] = torch.where(live[:, None], 0.0, g[each, :, pivot])
         g[each, pivot, :] = torch.where(live[:, None], 0.0, g[each, pivot, :])

@@ -12,20 +12,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.program.ops import argument, replaced
-from subprune.program.program import Op, Override, Program
 from subprune.select.scores import label_loss
 from subprune.select.selector import Ranking, Selector, View
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import scale_units
-from subprune.statistics.runs import Run
-from subprune.structure import Consumer, Group
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op, Override, Program
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["GreedyLoss", "GreedyPoolLoss", "greedy_loss"]
 
@@ -71,13 +73,13 @@ def greedy_loss(view: View, pool: Calibration | None = None) -> Ranking:
     while len(kept) < (n if view.k is None else view.k):
         number = int(torch.randint(len(source.batches), (1,), generator=view.generator))
         trial = _trial(run, view.group, source, number, fresh=pool is not None)
-        left = [u for u in range(n) if u not in kept]
+        candidates = [u for u in range(n) if u not in kept]
         losses = (
-            trial.losses(kept, left)
+            trial.losses(kept, candidates)
             if not view.group.narrowings
-            else trial.masked_losses(kept, left)
+            else trial.masked_losses(kept, candidates)
         )
-        kept.append(left[_lowest(losses)])
+        kept.append(candidates[_lowest(losses)])
     return Ranking(tuple(kept), scale=lambda k: torch.full((n,), n / k, dtype=torch.float64))
 
 
@@ -100,13 +102,15 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
 
 
 def _lowest(losses: Tensor) -> int:
-    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is not a
-    number loses.
+    """Place of the smallest loss; ties, up to rounding, go to the first; a loss that is NaN is
+    never chosen.
     """
-    own = losses.double().nan_to_num(nan=float("inf"))
+    values = losses.double().nan_to_num(nan=float("inf"))
     tolerance = 1e-12 if losses.dtype == torch.float64 else 1e-6
-    least = float(own.min())
-    return int((own <= least + tolerance * abs(least)).nonzero()[0]) if least < float("inf") else 0
+    least = float(values.min())
+    return (
+        int((values <= least + tolerance * abs(least)).nonzero()[0]) if least < float("inf") else 0
+    )
 
 
 @dataclass
@@ -125,17 +129,19 @@ class _Trial:
         scales = self._scales(kept, candidates)
         size = max((p.kept.numel() for p in parts), default=TOGETHER)
         step = max(1, TOGETHER // max(1, size))
-        found = []
+        pieces = []
         for at in range(0, len(candidates), step):
             outs = {
                 p.op.index: torch.stack([p.output(u) for u in candidates[at : at + step]])
                 for p in parts
             }
-            found.append(self._replay(outs, scales[at : at + step]))
-        return torch.cat(found)
+            pieces.append(self._replay(outs, scales[at : at + step]))
+        return torch.cat(pieces)
 
     def _direct(self, consumer: Consumer) -> bool:
-        """Whether the consumer's input is there already, so that no other consumer comes before it."""
+        """Whether the consumer's input is there already,
+        so that no other consumer comes before it.
+        """
         return consumer.use.input in self.env
 
     def _scales(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
@@ -151,7 +157,9 @@ class _Trial:
         return self.run.tensors[self.group.consumers[0].use.weight].dtype
 
     def _replay(self, outs: dict[int, Tensor], scales: Tensor) -> Tensor:
-        """Losses [q] given outputs [q, ...] of the direct consumers; all at once where that works."""
+        """Losses [q] given outputs [q, ...] of the direct consumers;
+        all at once where that works.
+        """
         if len(scales) > 1 and not self._fused:
             try:
                 with warnings.catch_warnings():
@@ -170,9 +178,9 @@ class _Trial:
         """
         if self.run.fuse is None or self._dtype() != torch.float32 or not self.run.on_cpu:
             return False
-        own = {*self.run.override, *(c.use.op for c in self.group.consumers)}
+        changed = {*self.run.override, *(c.use.op for c in self.group.consumers)}
         return any(
-            c.ops[0] >= self.run.position and own.isdisjoint(c.ops)
+            c.ops[0] >= self.run.position and changed.isdisjoint(c.ops)
             for c in self.program.chains.values()
         )
 
@@ -199,7 +207,7 @@ class _Trial:
         """The same for groups whose units are seen together by a norm: each trial is a masked run
         of its own.
         """
-        found = []
+        losses = []
         for unit, scale in zip(candidates, self._scales(kept, candidates), strict=True):
             keep = keep_mask(self.group, [*kept, unit])
             tensors = dict(self.run.tensors)
@@ -208,8 +216,8 @@ class _Trial:
             zero(tensors, self.group, keep)
             override = {**self.run.override, **overrides(self.program, [(self.group, keep)])}
             env = self.program.run(dict(self.env), tensors, self.run.position, override=override)
-            found.append(label_loss(self._output(env), self.labels))
-        return torch.stack(found)
+            losses.append(label_loss(self._output(env), self.labels))
+        return torch.stack(losses)
 
 
 def _return(value: Tensor) -> Override:
@@ -279,8 +287,8 @@ class _Part:
             return torch.zeros_like(self.kept)
         inputs = self._places(self._x.shape[self.entry.features], unit)
         x = self._x.index_select(self.entry.features, inputs.to(weight.device))
-        own = weight.index_select(self.entry.summed, columns.to(weight.device))
-        return self._plain(x, own)[0]
+        narrow = weight.index_select(self.entry.summed, columns.to(weight.device))
+        return self._plain(x, narrow)[0]
 
     def _places(self, count: int, unit: int) -> Tensor:
         """Which of `count` inputs belong to the unit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,9 +12,10 @@ from torch import Tensor
 from subprune.errors import BudgetError, OptionError
 from subprune.program import parallel
 from subprune.select.elimination import Elimination
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.statistics import Statistics, unit_count
 
-__all__ = ["KeepOrder", "follow", "greedy", "stochastic_greedy"]
+__all__ = ["follow", "greedy", "stochastic_greedy"]
 
 TIE = 1e-9
 """Gains this close to the largest one, relative to it, are a tie: the lowest unit wins."""
@@ -25,26 +25,6 @@ NOTHING = 1e-14
 
 _SMALL = 1024  # columns below which a step is too little work for several threads
 _DOUBT = 1e-6  # gains this close to the largest are computed again, from C itself, before comparing
-
-
-@dataclass(frozen=True)
-class KeepOrder:
-    """Units in the order they were picked; every prefix is the solution for that budget."""
-
-    order: tuple[int, ...]
-    gains: Tensor  # [k] float64, F(S_j) − F(S_{j−1}); they sum to at most ‖Y‖²
-    errors: Tensor  # [k + 1] float64, 1 − F(S_j)/‖Y‖² for j = 0..k: ≥ 0, never rising
-    ranks: tuple[int, ...]  # numerically independent columns each pick added, over all consumers
-    dependent: tuple[int, ...]  # picks that added nothing: dead, or explained by those before
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def kept(self, k: int) -> tuple[int, ...]:
-        """The units to keep for a budget of k, in ascending order."""
-        if not 0 <= k <= len(self.order):
-            raise BudgetError(f"k = {k} is outside the keep order's 0..{len(self.order)}")
-        return tuple(sorted(self.order[:k]))
 
 
 def greedy(
@@ -114,13 +94,13 @@ def follow(
     with _threads(stats):
         state = Elimination(stats, n_units, tolerance)
         floor = NOTHING * state.energy
-        left = max(0.0, state.energy - state.fixed_gain)
+        residual_energy = max(0.0, state.energy - state.fixed_gain)
         gains: list[float] = []
         ranks: list[int] = []
         for unit in order:
             gain, rank = state.add(int(unit))
-            gains.append(min(gain, left) if gain > floor else 0.0)
-            left -= gains[-1]
+            gains.append(min(gain, residual_energy) if gain > floor else 0.0)
+            residual_energy -= gains[-1]
             ranks.append(rank)
     return _result(state, [int(u) for u in order], gains, ranks)
 
@@ -156,18 +136,18 @@ def _run(
     order: list[int] = []
     gains: list[float] = []
     ranks: list[int] = []
-    left = max(0.0, state.energy - state.fixed_gain)  # ‖Y‖² − F(S)
+    residual_energy = max(0.0, state.energy - state.fixed_gain)  # ‖Y‖² − F(S)
     floor = NOTHING * state.energy
     while len(order) < budget:
         candidates = remaining.nonzero().flatten()
         every = state.gains()
-        if float(every[candidates].max()) <= floor or left <= floor:
+        if float(every[candidates].max()) <= floor or residual_energy <= floor:
             order += candidates[: budget - len(order)].tolist()
             break
         unit = _best(state, every, sample(candidates), floor)
         gain, rank = state.add(unit)
-        gain = min(gain, left) if gain > floor else 0.0
-        left -= gain
+        gain = min(gain, residual_energy) if gain > floor else 0.0
+        residual_energy -= gain
         remaining[unit] = False
         order.append(unit)
         gains.append(gain)
@@ -179,13 +159,13 @@ def _run(
 def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -> int:
     """The candidate with the largest gain; close calls are decided on exact gains, ties by number.
 
-    A gain that turns out smaller than it looked is corrected, and the choice made again.
+    A gain that turns out smaller than it looked is corrected, and the choice is repeated.
     """
-    own = gains[candidates]
+    estimates = gains[candidates]
     exact: dict[int, float] = {}
     while True:
-        top = float(own.max())
-        close = (own >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
+        top = float(estimates.max())
+        close = (estimates >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
         for i in close:
             if i not in exact:
                 exact[i] = state.exact_gain(int(candidates[i]))
@@ -195,16 +175,16 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
                 candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
             )
         for i in close:
-            own[i] = exact[i]
+            estimates[i] = exact[i]
 
 
 def _result(
     state: Elimination, order: list[int], gains: list[float], ranks: list[int]
 ) -> KeepOrder:
     """Gains as an error curve, relative to ‖Y‖²."""
-    own = torch.tensor(gains, dtype=torch.float64)
+    steps = torch.tensor(gains, dtype=torch.float64)
     total = state.energy
-    explained = torch.cat([own.new_tensor([min(state.fixed_gain, total)]), own]).cumsum(0)
+    explained = torch.cat([steps.new_tensor([min(state.fixed_gain, total)]), steps]).cumsum(0)
     errors = (1 - explained / total).clamp_min(0) if total > 0 else torch.zeros_like(explained)
     dependent = tuple(unit for unit, gain in zip(order, gains, strict=True) if gain == 0)
-    return KeepOrder(tuple(order), own, errors, tuple(ranks), dependent)
+    return KeepOrder(tuple(order), steps, errors, tuple(ranks), dependent)

@@ -21,10 +21,10 @@ class Greedy(Selector):
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
-        given = self.epsilon
-        if given is not None and not (isinstance(given, int | float) and 0 < given < 1):
+        epsilon = self.epsilon
+        if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < 1):
             raise OptionError(
-                f"epsilon of stochastic greedy must lie between 0 and 1, got {given!r}"
+                f"epsilon of stochastic greedy must lie between 0 and 1, got {epsilon!r}"
             )
 
     @property

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.data.batches import Batch
 from subprune.errors import DataError
 from subprune.program.ops import activation, argument, replaced
 from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibration import Calibration
 from subprune.statistics.consumers import consumer_weight
-from subprune.structure import Consumer, Group
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = [
     "ActGrad",
@@ -150,8 +152,8 @@ def act_grad(view: View) -> Tensor:
     key = f"act-grad {names}"
     if key not in setting.calibration.cache:
         setting.calibration.cache[key] = _act_grad(setting.calibration, setting.groups)
-    found: Tensor = setting.calibration.cache[key][view.group.name]
-    return found
+    products: Tensor = setting.calibration.cache[key][view.group.name]
+    return products
 
 
 def _act_grad(calibration: Calibration, groups: Sequence[Group]) -> dict[str, Tensor]:
@@ -175,15 +177,15 @@ def _products(
     calibration: Calibration, program: Program, batch: Batch, readers: set[int]
 ) -> dict[int, Tensor]:
     """Activation × gradient at the input of each of these operations."""
-    seen: dict[int, Tensor] = {}
+    activations: dict[int, Tensor] = {}
 
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = activation(op)
         x = argument(op, name, args, kwargs)
         # Readers of the same value get a tensor of their own each, so that their gradients stay
         # apart.
-        seen[op.index] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
-        args, kwargs = replaced(op, args, kwargs, {name: seen[op.index]})
+        activations[op.index] = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        args, kwargs = replaced(op, args, kwargs, {name: activations[op.index]})
         return op.func(*args, **kwargs)
 
     override: dict[int, Override] = dict.fromkeys(readers, watch)
@@ -191,10 +193,10 @@ def _products(
     env = program.run(program.bind(batch.inputs), tensors, override=override, grad=True)
     with torch.enable_grad():
         loss = label_loss(program.fetch_output(program.answer, env, tensors), batch.labels)
-    order = list(seen)
-    grads = torch.autograd.grad(loss, [seen[i] for i in order], allow_unused=True)
+    order = list(activations)
+    grads = torch.autograd.grad(loss, [activations[i] for i in order], allow_unused=True)
     return {
-        i: torch.zeros_like(seen[i]) if g is None else (seen[i] * g).detach()
+        i: torch.zeros_like(activations[i]) if g is None else (activations[i] * g).detach()
         for i, g in zip(order, grads, strict=True)
     }
 
@@ -209,7 +211,8 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
         raise DataError("the loss needs labels: give (inputs, labels) batches")
     if labels.is_floating_point():
         raise DataError(
-            f"the loss needs class numbers as labels, and these are fractions ({str(labels.dtype)[6:]})"
+            "the loss needs class numbers as labels, and these are fractions "
+            f"({str(labels.dtype)[6:]})"
         )
     labels = labels.to(output.device)
     if labels.shape == output.shape[:-1]:
@@ -217,8 +220,9 @@ def label_loss(output: Tensor, labels: Tensor | None) -> Tensor:
     if output.ndim > 2 and labels.shape == (output.shape[0], *output.shape[2:]):
         return F.cross_entropy(output, labels, reduction="sum")
     raise DataError(
-        f"labels of shape {tuple(labels.shape)} do not fit the model's first output {tuple(output.shape)}: there "
-        "must be one class number for each sample; check the data, or pass a model that returns class scores first"
+        f"labels of shape {tuple(labels.shape)} do not fit the model's first output "
+        f"{tuple(output.shape)}: there must be one class number for each sample; check the data, "
+        "or pass a model that returns class scores first"
     )
 
 

@@ -1,24 +1,28 @@
-"""What a selector is: an object that ranks the units of one group, and says what it needs for it."""
+"""What a selector is: an object that ranks the units of one group,
+and says what it needs for it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
 from subprune.messages import Message
-from subprune.select.greedy import KeepOrder
-from subprune.statistics.calibration import Calibration
+from subprune.select.keep_order import KeepOrder
 from subprune.statistics.consumers import consumer_weight
-from subprune.statistics.place import Place
-from subprune.statistics.runs import Run
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
+
+if TYPE_CHECKING:
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.place import Place
+    from subprune.statistics.runs import Run
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["Function", "Ranking", "Selector", "Setting", "View", "all_labels", "order_by"]
 
@@ -92,8 +96,8 @@ class View:
 
     def weights(self) -> list[Tensor]:
         """Weights of the consumers as [outputs, inputs, kernel positions]."""
-        own = [consumer_weight(c, self.current.tensors) for c in self.group.consumers]
-        return [w.reshape(w.shape[0], w.shape[1], -1) for w in own]
+        weights = [consumer_weight(c, self.current.tensors) for c in self.group.consumers]
+        return [w.reshape(w.shape[0], w.shape[1], -1) for w in weights]
 
 
 def all_labels(calibration: Calibration, who: str = "this method") -> list[Tensor]:
@@ -159,11 +163,13 @@ class Selector(ABC):
 
 def order_by(scores: Tensor) -> tuple[int, ...]:
     """Unit numbers by falling score; ties, up to rounding, go to the lowest number."""
-    own = scores.detach().double().cpu()
-    if not bool(torch.isfinite(own).all()):
-        raise DataError(f"scores of units must be finite, got {own[~own.isfinite()][:3].tolist()}")
-    top = float(own.abs().max()) if len(own) else 0.0
-    rounded = (own / top * 1e10).round() if top > 0 else own
+    values = scores.detach().double().cpu()
+    if not bool(torch.isfinite(values).all()):
+        raise DataError(
+            f"scores of units must be finite, got {values[~values.isfinite()][:3].tolist()}"
+        )
+    top = float(values.abs().max()) if len(values) else 0.0
+    rounded = (values / top * 1e10).round() if top > 0 else values
     return tuple(rounded.sort(descending=True, stable=True).indices.tolist())
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from subprune.select.backward import Backward
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
-from subprune.select.selector import Selector
 from subprune.select.sensitivity import Sampling
+
+if TYPE_CHECKING:
+    from subprune.select.selector import Selector
 
 __all__ = ["SELECTORS", "SelectorName"]
 

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from subprune.select.selector import Ranking, Selector, View, order_by
-from subprune.statistics.calibration import Calibration
-from subprune.statistics.consumers import column_map, consumer_weight
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.patches import MAX_BYTES, conv_rows
-from subprune.statistics.runs import Run
 from subprune.statistics.trace import Trace
-from subprune.structure import Group
+
+if TYPE_CHECKING:
+    from subprune.statistics.calibration import Calibration
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Group
 
 __all__ = [
     "DELTA",
@@ -111,8 +114,8 @@ def sampled(view: View) -> Ranking:
     not known, units come in the order of their first draw, and that factor is the inverse of the
     chance to be drawn.
     """
-    own = sensitivity(view.setting.calibration, view.group, view.dense)
-    p, n, k = own.probabilities, view.n_units, view.k
+    measured = sensitivity(view.setting.calibration, view.group, view.dense)
+    p, n, k = measured.probabilities, view.n_units, view.k
     rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=view.generator)))
     if k is None:
         waits = torch.from_numpy(rng.exponential(size=n)) / p  # infinite where p is zero
@@ -157,25 +160,25 @@ def _sensitivity(group: Group, dense: Run) -> Sensitivity:
     total = torch.zeros(group.n_units, dtype=torch.float64)
     sums = 1
     for consumer in group.reweightable:
-        own = column_map(consumer, program, f"layer {consumer.name!r}")
-        weights = own.weight_blocks(consumer_weight(consumer, dense.tensors))
+        mapping = column_map(consumer, program, f"layer {consumer.name!r}")
+        weights = mapping.weight_blocks(consumer_weight(consumer, dense.tensors))
         inputs: list[Tensor] = []
         trace = Trace([consumer], lambda n, c, x, y, seen=inputs: seen.append(x))  # type: ignore[misc]
         dense.fork().advance(consumer.use.op + 1, trace.watch(outputs=False))
         for x in inputs:
             pieces = (
                 [x.reshape(-1, x.shape[-1])]
-                if own.conv is None
-                else (r for r, _, _ in conv_rows(x, own.conv))
+                if mapping.conv is None
+                else (r for r, _, _ in conv_rows(x, mapping.conv))
             )
             places = 0
             for rows in pieces:
                 places += len(rows)
                 for part, weight, units in zip(
-                    rows.chunk(own.groups, 1), weights, own.column_units(), strict=True
+                    rows.chunk(mapping.groups, 1), weights, mapping.column_units(), strict=True
                 ):
                     _raise(total, _shares(part, weight), units)
-            taps, images = (1, len(x)) if own.conv is None else (own.conv.taps, len(x))
+            taps, images = (1, len(x)) if mapping.conv is None else (mapping.conv.taps, len(x))
             sums = max(sums, (places // max(1, images) + 1) * taps)
     return Sensitivity(total.clamp(max=1).round(decimals=6), sums)
 
@@ -190,16 +193,18 @@ def _shares(rows: Tensor, weight: Tensor) -> Tensor:
     """Largest share of each column in any sum, over both signs of activations and weights: [d]
     float64.
     """
-    found = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    shares = torch.zeros(rows.shape[1], dtype=rows.dtype, device=rows.device)
     sides = [rows.clamp(min=0), (-rows).clamp(min=0)] if bool((rows < 0).any()) else [rows]
     for side in sides:
         for part in (weight.clamp(min=0), (-weight).clamp(min=0)):
-            found = torch.maximum(found, max_shares(side, part.to(rows)))
-    return found.double().cpu()
+            shares = torch.maximum(shares, max_shares(side, part.to(rows)))
+    return shares.double().cpu()
 
 
 def max_shares(rows: Tensor, weight: Tensor) -> Tensor:
-    """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o], for entries ≥ 0: [d]."""
+    """max over r, o of rows[r, j]·weight[j, o] / Σ_i rows[r, i]·weight[i, o],
+    for entries ≥ 0: [d].
+    """
     best = rows.new_zeros(rows.shape[1])
     # what fits the caches
     step = max(1, MAX_BYTES // 32 // max(1, rows.shape[1] * rows.element_size()))

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from subprune.data.batches import Batch
 from subprune.errors import DataError
 from subprune.messages import Message
 from subprune.program.borrow import borrowed
 from subprune.program.ops import argument, norm
 from subprune.program.program import Program, Ref, call
 
-__all__ = ["BATCHNORM", "BatchNorm", "pooled", "recalibrate", "stored_norms"]
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+
+__all__ = ["BATCHNORM", "BatchNorm", "recalibrate", "stored_norms"]
 
 BatchNorm = Literal["keep", "recalibrate", "sequential"]
 BATCHNORM = get_args(BatchNorm)
@@ -52,7 +54,7 @@ def recalibrate(model: nn.Module, batches: Sequence[Batch]) -> list[str]:
             raise DataError(
                 Message(
                     "BatchNorm statistics cannot be taken on this data ({error}); give larger "
-                    "batches, or leave {batchnorm=}",
+                    "batches, or use {batchnorm=}",
                     error=error,
                     batchnorm="keep",
                 )
@@ -74,7 +76,7 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
     """Operations that normalise by stored statistics of their own: the names of their mean and
     variance.
     """
-    found: dict[int, tuple[str, str]] = {}
+    norms: dict[int, tuple[str, str]] = {}
     for op in program.ops:
         entry = norm(op)
         if entry is None or entry.stored is None or entry.measures(op):
@@ -82,35 +84,7 @@ def stored_norms(program: Program) -> dict[int, tuple[str, str]]:
         refs = [argument(op, name) for name in entry.stored]
         names = [program.values[r.id].name for r in refs if isinstance(r, Ref)]
         if len(names) == 2 and all(names):
-            found[op.index] = (names[0], names[1])
-    uses = Counter(found.values())
+            norms[op.index] = (names[0], names[1])
+    uses = Counter(norms.values())
     # a shared one has no single right value
-    return {i: names for i, names in found.items() if uses[names] == 1}
-
-
-def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of every channel, over all places of all batches together:
-    float64.
-    """
-    n = sum(x.numel() // x.shape[1] for x in batches)
-    if n < 2:
-        raise DataError(
-            Message(
-                "BatchNorm statistics cannot be taken on one value per channel; give more data, or "
-                "leave {batchnorm=}",
-                batchnorm="keep",
-            )
-        )
-    mean = _channel_sums(batches) / n
-    return mean, _channel_sums(batches, mean) / (n - 1)
-
-
-def _channel_sums(batches: Sequence[Tensor], mean: Tensor | None = None) -> Tensor:
-    """Sums of every channel or, given the means, of its squared distances; one batch at a time is
-    made float64.
-    """
-    total = torch.zeros(batches[0].shape[1], dtype=torch.float64, device=batches[0].device)
-    for batch in batches:
-        x = batch.transpose(0, 1).flatten(1).double()
-        total += x.sum(1) if mean is None else (x - mean[:, None]).square().sum(1)
-    return total
+    return {i: names for i, names in norms.items() if uses[names] == 1}

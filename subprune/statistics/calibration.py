@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from subprune.data.batches import Batch, folded, signature
 from subprune.errors import DataError
 from subprune.program.program import Program, model_tensors
 from subprune.program.record import record_given
 from subprune.statistics.runs import Run
-from subprune.structure import Structure, analyse
+from subprune.structure.analysis import analyse
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Structure
 
 __all__ = ["Calibration"]
 
@@ -68,6 +72,14 @@ class Calibration:
         run.fuse = {}
         return run
 
+    def contents(self) -> Iterator[tuple[str, Any]]:
+        """Everything that results depend on, for a hash: weights, inputs and labels, operations."""
+        yield from sorted(self.start().tensors.items())
+        for batch in self.batches:
+            for x in tree_flatten((batch.inputs, batch.labels))[0]:
+                yield "batch", x
+        yield "", [str(op.func) for op in self.structure.program.ops]
+
 
 def _programs(
     model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]
@@ -85,7 +97,8 @@ def _programs(
     for program in known.values():
         if [str(op.func) for op in program.ops] != main:
             raise DataError(
-                "the model takes another path for batches of another shape; give batches that all have the same shape"
+                "the model takes another path for batches of another shape; give batches "
+                "that all have the same shape"
             )
     return programs
 

@@ -1,19 +1,17 @@
-"""A consumer's weight and input as statistics see them: outputs first, one row per output position."""
+"""A consumer's weight as statistics see it: outputs first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.program.ops import window
-from subprune.program.program import Program
-from subprune.statistics.patches import Convolution
-from subprune.statistics.statistics import ColumnMap
-from subprune.structure import Consumer
+if TYPE_CHECKING:
+    from subprune.structure.groups import Consumer
 
-__all__ = ["column_map", "consumer_weight", "scale_units", "stored_weight"]
+__all__ = ["consumer_weight", "scale_units", "stored_weight"]
 
 
 def consumer_weight(consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -42,22 +40,3 @@ def scale_units(consumer: Consumer, tensors: dict[str, Tensor], scale: Tensor) -
     shape = [1] * old.ndim
     shape[dim] = -1
     tensors[consumer.use.weight] = old * factor.reshape(shape)
-
-
-def column_map(consumer: Consumer, program: Program, where: str) -> ColumnMap:
-    """Which columns of the consumer's input belong to which unit."""
-    use = consumer.use
-    shape = program.values[use.weight_value].shape
-    units = torch.as_tensor(consumer.units_of(consumer.columns.size * consumer.groups))
-    own = window(program.ops[use.op])
-    if own is None:
-        return ColumnMap(units, shape[use.product.made], None, where)
-    kernel, groups = shape[2:], own.groups
-    if use.product.transposed:
-        assert not isinstance(own.padding, str)
-        conv = Convolution.transposed(
-            kernel, own.stride, own.padding, own.output_padding, own.dilation, groups
-        )
-        return ColumnMap(units, shape[1] * groups, conv, where)
-    conv = Convolution.make(kernel, own.stride, own.padding, own.dilation, "zeros", groups)
-    return ColumnMap(units, shape[0], conv, where)

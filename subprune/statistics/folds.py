@@ -9,10 +9,14 @@ inputs, of all but one fold, and of one fold alone come from the same single pas
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from subprune.statistics.statistics import Accumulator, Statistics
+from subprune.statistics.accumulation import Accumulator
+
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["FoldedStatistics"]
 
@@ -20,8 +24,9 @@ __all__ = ["FoldedStatistics"]
 class FoldedStatistics:
     """One block of a consumer's columns: d columns, m outputs.
 
-    parts: the sums over each fold. weight: None where the target was seen beside the rows; otherwise [d, m], and
-    the target is ``Y = B·W``. gone: [d] bool, columns that were removed with other groups before.
+    parts: the sums over each fold. weight: None where the target was seen beside the
+    rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
+    that were removed with other groups before.
     """
 
     def __init__(

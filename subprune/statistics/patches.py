@@ -81,7 +81,8 @@ class Convolution:
     ) -> Convolution:
         """A transposed convolution as an ordinary one, by the kernel turned round.
 
-        Output p of a transposed convolution is ``Σ_u w[u] · x[(p + padding − dilation·u) / stride]``
+        Output p of a transposed convolution is
+        ``Σ_u w[u] · x[(p + padding − dilation·u) / stride]``
         over the taps u for which that position exists. Laid out `stride` apart, with zeros between,
         the inputs are x̃ with x̃[stride · i] = x[i]; counted from the other end, tap v = k − 1 − u
         reads ``x̃[p − before + dilation·v]`` with ``before = dilation·(k − 1) − padding``: a

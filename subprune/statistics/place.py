@@ -5,14 +5,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from subprune.statistics.folds import FoldedStatistics
-from subprune.statistics.runs import Run
-from subprune.statistics.statistics import Statistics
-from subprune.structure import Group
+if TYPE_CHECKING:
+    from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.runs import Run
+    from subprune.statistics.statistics import Statistics
+    from subprune.structure.groups import Group
 
 __all__ = ["Gathered", "Place", "generator"]
 
@@ -31,7 +33,7 @@ class Place:
     dense: Run
     # By operation: which inputs of a consumer belonged to units of other groups, removed before.
     removed: Mapping[int, Tensor] = field(default_factory=dict)
-    # The current run before the first operation that sees how many units there are, if there is one.
+    # The current run before the first operation that sees how many units there are, if any does.
     start: Run | None = None
     seed: int = 0
 

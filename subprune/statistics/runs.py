@@ -7,16 +7,18 @@ nothing is ever computed from the start again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from subprune.program import parallel
-from subprune.program.fuse import Folds
 from subprune.program.ops import activation
-from subprune.program.program import Override, Program
-from subprune.statistics.batchnorm import pooled
-from subprune.structure import Group
+from subprune.statistics.moments import pooled
+
+if TYPE_CHECKING:
+    from subprune.program.fuse import Folds
+    from subprune.program.program import Override, Program
+    from subprune.structure.groups import Group
 
 __all__ = ["Passage", "Run"]
 
@@ -49,7 +51,7 @@ class Run:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model is computed on the CPU, whose cores can be shared out; other devices
+        """Whether the model is computed on the CPU, whose cores can be divided; other devices
         have one queue.
         """
         return all(x.device.type == "cpu" for x in self.tensors.values())
@@ -84,13 +86,13 @@ class Run:
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
             self._advance(norm, override)
-            found = pooled([self.argument(norm, i) for i in range(len(self.envs))])
+            moments = pooled([self.argument(norm, i) for i in range(len(self.envs))])
             new = {
                 name: x.to(self.tensors[name])
-                for name, x in zip(self.renew[norm], found, strict=True)
+                for name, x in zip(self.renew[norm], moments, strict=True)
             }
             self.tensors = {**self.tensors, **new}
-            self.versions = [{**own, **new} for own in self.versions]
+            self.versions = [{**version, **new} for version in self.versions]
         self._advance(stop, override)
 
     def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
@@ -123,15 +125,15 @@ class Run:
         """
 
         def one(i: int) -> Outcome:
-            own, env = self.programs[i], self.envs[i]
+            program, env = self.programs[i], self.envs[i]
             self._go(i, None, self.override)
-            found = function(own.fetch_output(own.answer, env, self.tensors_of(i)))
+            outcome = function(program.fetch_output(program.answer, env, self.tensors_of(i)))
             env.clear()
-            return found
+            return outcome
 
-        found = parallel.each(one, range(len(self.envs)), self.on_cpu)
+        outcomes = parallel.each(one, range(len(self.envs)), self.on_cpu)
         self.position = len(self.programs[0].ops)
-        return found
+        return outcomes
 
     def go_on_from(self, other: Run) -> None:
         """Jump to where a fork of this run has got to."""
@@ -143,8 +145,10 @@ class Run:
         """
         program = self.programs[batch]
         op = program.ops[index]
-        own: Tensor = program.argument(op, activation(op), self.envs[batch], self.tensors_of(batch))
-        return own
+        value: Tensor = program.argument(
+            op, activation(op), self.envs[batch], self.tensors_of(batch)
+        )
+        return value
 
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""

@@ -80,17 +80,22 @@ def wide_sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 class _Line:
-    """One spatial dimension: which positions each tap reads, and intervals read by the same taps."""
+    """One spatial dimension: which positions each tap reads,
+    and intervals read by the same taps.
+    """
 
     def __init__(self, size: int, taps: int, dilation: int, before: int, after: int) -> None:
         self.size = size  # positions that hold data
         self.out = size + before + after - dilation * (taps - 1)  # output positions
         self.steps = [u * dilation for u in range(taps)]
         starts = [step - before for step in self.steps]  # what tap u reads at output 0
+        # From the first to the last position that tap u reads, without padding; and the outputs for
+        # which it reads them.
         self.reads = [(min(size, max(0, s)), max(0, min(size, s + self.out))) for s in starts]
         self.outputs = [
             (a - s, max(a, b) - s) for (a, b), s in zip(self.reads, starts, strict=True)
         ]
+        # Between two neighbouring ends of such ranges all positions are read by the same taps.
         cuts = sorted({edge for a, b in self.reads if a < b for edge in (a, b)})
         self.intervals: list[Range] = []
         self.readers: list[frozenset[int]] = []  # of each interval
@@ -117,9 +122,13 @@ class _Plan:
                 spatial, conv.padding, conv.kernel_size, conv.dilation, strict=True
             )
         ]
+        # Zeros laid out between the inputs of a transposed convolution: products with them vanish.
         self.spread = conv.spread or (1,) * len(spatial)
         self.taps = list(product(*(range(k) for k in conv.kernel_size)))
+        # A piece of the image is an interval in every dimension. The last dimension is cut first
+        # (`columns`: a run of pixels there is one matrix), the others once the products are made.
         self.columns = range(len(self.lines[-1].intervals))
+        # G is symmetric: each pair of taps once
         self.pairs = [(u, v) for i, u in enumerate(self.taps) for v in self.taps[i:]]
         self.wanted = [self._shifts(column) for column in self.columns]
         self.products = [
@@ -136,8 +145,9 @@ class _Plan:
     def _shifts(self, column: int) -> list[Shift]:
         """Shifts to be made of an interval of the last dimension, those that meet data only."""
         readers = self.lines[-1].readers[column]
-        found = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
-        return [s for s in found if self._meets(s) and all(a < b for a, b in self.box(column, s))]
+        # a dict, for an order that is the same in every process
+        shifts = {self.shift(u, v): None for u, v in self.pairs if u[-1] in readers}
+        return [s for s in shifts if self._meets(s) and all(a < b for a, b in self.box(column, s))]
 
     def _meets(self, shift: Shift) -> bool:
         """Whether a shift leads from inputs to inputs, not to the zeros laid out between them."""
@@ -181,7 +191,7 @@ class ShiftSums:
         self.conv, self.plan = conv, _Plan(conv, spatial)
         self.channels, self.outputs = channels, outputs
         self.rows = 0
-        # [pieces of the other dimensions, C, C] float64
+        # By (column, shift): [pieces of the other dimensions, C, C] float64
         self._products: dict[tuple[int, Shift], Tensor] = {}
         self._cross: Tensor | None = None  # [taps, C, O] float64
         self._sums: Tensor | None = None  # [taps, C] float64
@@ -208,27 +218,28 @@ class ShiftSums:
         placed = _pixels_first(y)
         self._add_cross(pixels, placed)
         each = placed.flatten(0, -3)  # [pixels, N, O]
+        # Sums over one pixel in the inputs' own precision, over all pixels in float64.
         energy = torch.linalg.vector_norm(each.flatten(1), dim=1)
         return Totals(sums, wide_sum(each.sum(1), 0), float(wide_sum(energy.square(), 0)))
 
     def _add_sums(self, pixels: Tensor) -> Tensor:
         """Column sums of every tap: [C·taps]."""
-        each = pixels.sum(-2)  # [*spatial, C]
+        each = pixels.sum(-2)  # [*spatial, C], over the images
         dims = tuple(range(each.ndim - 1))
-        found = []
+        sums_of_taps = []
         for tap in self.plan.taps:
             where = tuple(
                 slice(*line.reads[u]) for line, u in zip(self.plan.lines, tap, strict=True)
             )
-            found.append(wide_sum(each[where], dims))
-        new = torch.stack(found)  # [taps, C]
+            sums_of_taps.append(wide_sum(each[where], dims))
+        new = torch.stack(sums_of_taps)  # [taps, C]
         self._sums = new if self._sums is None else self._sums + new
         return new.T.flatten()
 
     def _add_products(self, pixels: Tensor) -> None:
         def add(wanted: tuple[int, Shift]) -> None:
             column, shift = wanted
-            box = self.plan.box(column, shift)
+            box = self.plan.box(column, shift)  # where the first factor lies, and the second:
             moved = [(a + s, b + s) for (a, b), s in zip(box, shift, strict=True)]
             for first, made in _batched(pixels, box, pixels, moved):
                 self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
@@ -236,7 +247,9 @@ class ShiftSums:
         parallel.each(add, self.plan.products, _worthwhile(pixels, self.channels))
 
     def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
-        """Add products [*lines, C, C], the first of line `start`, to the pieces the lines lie in."""
+        """Add products [*lines, C, C], the first of line `start`,
+        to the pieces the lines lie in.
+        """
         key = (column, shift)
         if key not in self._products:
             device = sum_device(made.device)
@@ -249,6 +262,7 @@ class ShiftSums:
             return
         for number, piece in enumerate(self.plan.pieces):
             spans = [line.intervals[i] for line, i in zip(others, piece, strict=True)]
+            # the part of the lines made that lies in this piece, counted from the first of them
             where = tuple(
                 slice(max(0, a - s), max(0, b - s)) for (a, b), s in zip(spans, start, strict=True)
             )
@@ -281,16 +295,18 @@ class ShiftSums:
         place = {tap: i for i, tap in enumerate(self.plan.taps)}
         gram = self._sums.new_zeros(channels, n, channels, n)
         for u, v in self.plan.pairs:
+            # Column (c, u) times column (c', v): the products of their shift, over the pieces of
+            # the image that tap u reads.
             i, j, shift = place[u], place[v], self.plan.shift(u, v)
-            own = self._sums.new_zeros(channels, channels)
+            block = self._sums.new_zeros(channels, channels)
             for column in self.plan.columns:
                 made = self._products.get((column, shift))
                 for number, piece in enumerate(self.plan.pieces):
                     if made is not None and self.plan.reads((*piece, column), u):
-                        own += made[number]
-            gram[:, i, :, j] = own
+                        block += made[number]
+            gram[:, i, :, j] = block
             if i != j:
-                gram[:, j, :, i] = own.T
+                gram[:, j, :, i] = block.T
         d = channels * n
         cross = (
             self._sums.new_zeros(d, 0)
@@ -322,15 +338,13 @@ def _batched(
     memory.
     """
     x = a[tuple(slice(*r) for r in rows)]  # [*lines, run, N, C]
-    y = b[tuple(slice(*r) for r in others)]
+    y = b[tuple(slice(*r) for r in others)]  # [*lines, run, N, C']
     if len(rows) == 1:
         yield rows[0][0], x.flatten(0, 1).T @ y.flatten(0, 1)
         return
-    one = (
-        max(1, x[0].numel() // max(1, x.shape[-3] * x.shape[-2] * x.shape[-1]))
-        * x.shape[-1]
-        * y.shape[-1]
-    )
+    matrix = max(1, x.shape[-3] * x.shape[-2] * x.shape[-1])  # numbers in one line's matrix of x
+    lines_each = max(1, x[0].numel() // matrix)  # lines for one index of the first dimension
+    one = lines_each * x.shape[-1] * y.shape[-1]  # numbers in their products
     step = max(1, MAX_BYTES // (one * x.element_size()))
     for start in range(0, x.shape[0], step):
         p, q = x[start : start + step], y[start : start + step]
@@ -343,7 +357,9 @@ def _batched(
 
 
 def shifted_products(x: Tensor, y: Tensor | None, conv: Convolution) -> Products:
-    """Products of the patches of x [N, C, *spatial] (one group), and with targets y [N, O, *out]."""
+    """Products of the patches of x [N, C, *spatial] (one group),
+    and with targets y [N, O, *out].
+    """
     sums = ShiftSums(conv, tuple(x.shape[2:]), x.shape[1], 0 if y is None else y.shape[1])
     sums.update(x, y)
     return sums.result()

@@ -10,17 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from subprune.statistics.consumers import column_map, consumer_weight
+from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered, Place, generator
-from subprune.statistics.runs import Run
-from subprune.statistics.statistics import ConsumerStatistics
 from subprune.statistics.trace import Trace
-from subprune.structure import Consumer
+
+if TYPE_CHECKING:
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer
 
 __all__ = [
     "PATCHES",
@@ -69,9 +72,9 @@ class Target(ABC):
         folds = range(1 + max(place.current.folds))
         collectors = {}
         for consumer in _in_order(place):
-            own = column_map(consumer, program, f"layer {consumer.name!r}")
+            mapping = column_map(consumer, program, f"layer {consumer.name!r}")
             collectors[consumer.use.op] = [
-                ConsumerStatistics(own, self._symmetric, generator=sampled, clip=self.clip)
+                ConsumerStatistics(mapping, self._symmetric, generator=sampled, clip=self.clip)
                 for _ in folds
             ]
         return collectors
@@ -133,11 +136,11 @@ def _side_by_side(
     consumer: Consumer, current: Run, dense: Run, collectors: Sequence[ConsumerStatistics]
 ) -> None:
     """Inputs of the pruned run with outputs of the dense run, which passes the consumer."""
-    seen: list[Tensor] = []
-    trace = Trace([consumer], lambda n, c, x, y: seen.append(x if y is None else y))
+    outputs: list[Tensor] = []
+    trace = Trace([consumer], lambda n, c, x, y: outputs.append(x if y is None else y))
     dense.advance(consumer.use.op)
     for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
-        collectors[current.folds[i]].update(current.argument(consumer.use.op, i), seen.pop())
+        collectors[current.folds[i]].update(current.argument(consumer.use.op, i), outputs.pop())
 
 
 def _gathered(
@@ -163,7 +166,7 @@ def _blocks(
 
     weight: as the layer has it, where it makes the target; removed: [inputs] bool.
     """
-    parts = [own.accumulators() for own in collectors]  # [folds][blocks]
+    parts = [collector.accumulators() for collector in collectors]  # [folds][blocks]
     weights: Sequence[Tensor | None] = [None] * len(parts[0])
     if weight is not None:
         weights = collectors[0].consumer.weight_blocks(weight)

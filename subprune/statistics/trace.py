@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from subprune.program.ops import argument
-from subprune.program.program import Op, Override
-from subprune.structure import Consumer
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op, Override
+    from subprune.structure.groups import Consumer
 
 __all__ = ["Trace"]
 
 
 class Trace:
-    """What passes a group's consumers during an advance of a run: inputs, and outputs without bias."""
+    """What passes a group's consumers during an advance of a run:
+    inputs, and outputs without bias.
+    """
 
     def __init__(
         self,

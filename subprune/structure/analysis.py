@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -13,7 +13,6 @@ from subprune.data.batches import examples
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
 from subprune.program.ops import belongs
-from subprune.program.program import Program
 from subprune.program.record import record_given
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
 from subprune.structure.flow import Flow, Use
@@ -21,6 +20,9 @@ from subprune.structure.groups import Group, Structure
 from subprune.structure.labels import Ids, components
 from subprune.structure.rules import index, linear, shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.terms import flop_terms
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
 
 __all__ = ["analyse", "find_groups"]
 

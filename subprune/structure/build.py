@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subprune.program.ops import belongs
-from subprune.program.program import Program
-from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
-from subprune.structure.labels import Dim, Ids
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
+    from subprune.structure.flow import Flow, Use
+    from subprune.structure.labels import Dim, Ids
 
 __all__ = ["Builder", "Labelled", "SlotKey", "layer", "owner"]
 
@@ -80,9 +83,11 @@ class Builder:
                 self.members[g].append(key)
         self.narrow: dict[int, list[tuple[int, int, int, Ids]]] = defaultdict(list)
         for reduction in self.flow.reductions:
-            for dim, found in reduction.dims:
-                for g in labelled.groups_of(found[0]):
-                    self.narrow[g].append((reduction.op, reduction.value, dim, self.root[found[0]]))
+            for dim, labels in reduction.dims:
+                for g in labelled.groups_of(labels[0]):
+                    self.narrow[g].append(
+                        (reduction.op, reduction.value, dim, self.root[labels[0]])
+                    )
         self.heads = {
             int(x) for ids in self.flow.space.batch for x in np.unique(self.label[self.root[ids]])
         }
@@ -92,7 +97,7 @@ class Builder:
 
     def groups(self) -> tuple[Group, ...]:
         """All groups, in the order in which their units are first made."""
-        found: list[Group] = []
+        groups: list[Group] = []
         taken: set[str] = set()
         order = []
         for g, keys in self.members.items():
@@ -103,8 +108,8 @@ class Builder:
             group = self._group(g, first, made_keys, taken)
             taken.add(group.name)
             self.names[g] = (group.name, group.n_units)
-            found.append(group)
-        return tuple(found)
+            groups.append(group)
+        return tuple(groups)
 
     def span(self, ids: Ids) -> Span:
         """Length of a dimension with these ids, as a function of the kept units."""

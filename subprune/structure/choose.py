@@ -8,31 +8,33 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.messages import Message, joined
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["as_items", "choose_groups"]
 
 _ALLOWED = (
-    "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, a module type, "
-    "a module, or a list of these"
+    "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, "
+    "a module type, a module, or a list of these"
 )
 
 
-def as_items(given: Any) -> tuple[Any, ...]:
+def as_items(option: Any) -> tuple[Any, ...]:
     """What `only` or `ignore` hold, one by one; a set in a fixed order, so that plans do not depend
     on hashes.
     """
-    if given is None:
+    if option is None:
         return ()
-    if isinstance(given, str | type | nn.Module) or not isinstance(given, Iterable):
-        return (given,)
-    return tuple(sorted(given, key=str)) if isinstance(given, Set) else tuple(given)
+    if isinstance(option, str | type | nn.Module) or not isinstance(option, Iterable):
+        return (option,)
+    return tuple(sorted(option, key=str)) if isinstance(option, Set) else tuple(option)
 
 
 def choose_groups(
@@ -114,18 +116,21 @@ def _match(item: Any, structure: Structure, model: nn.Module, option: str) -> _M
     if isinstance(item, str):
         return _text(item, structure, [n for n in modules if n], option)
     if isinstance(item, type) and issubclass(item, nn.Module):
-        found = {n for n, m in modules.items() if n and isinstance(m, item)}
+        names = {n for n, m in modules.items() if n and isinstance(m, item)}
         kinds = sorted({type(m).__name__ for n, m in modules.items() if n})
-        trouble = f"and no module in the model is one; {closest(item.__name__, kinds)}there are {', '.join(kinds)}"
+        trouble = (
+            "and no module in the model is one; "
+            f"{closest(item.__name__, kinds)}there are {', '.join(kinds)}"
+        )
     elif isinstance(item, nn.Module):
-        found = {n for n, m in modules.items() if m is item}
-        trouble = "which is no module of this model; give one that is"
+        names = {n for n, m in modules.items() if m is item}
+        trouble = "which is not a module of this model; give one that is"
     else:
         kind = type(item).__name__
         raise _wrong(option, f"holds {item!r} of type {kind}; allowed is {_ALLOWED}")
-    if not found:
+    if not names:
         raise _wrong(option, f"holds {_shown(item)}, {trouble}")
-    return _Match(frozenset(), frozenset(found))
+    return _Match(frozenset(), frozenset(names))
 
 
 def _text(text: str, structure: Structure, modules: list[str], option: str) -> _Match:
@@ -144,12 +149,12 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
     except re.error as error:
         what = f"holds {text!r}, which is not a regular expression: {error}"
         raise _wrong(option, what) from None
-    groups, found = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
-    if not groups and not found:
+    groups, matching = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
+    if not groups and not matching:
         shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
         what = f"holds {text!r}, which matches no group and no module"
         raise _wrong(option, f"{what}; the groups are {shown}")
-    return _Match(groups, found)
+    return _Match(groups, matching)
 
 
 def _wrong(option: str, what: str) -> OptionError:

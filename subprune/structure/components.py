@@ -13,9 +13,14 @@ Ids = NDArray[np.int64]
 
 
 def components(n: int, pairs: Sequence[tuple[Ids, Ids]], known: Ids | None = None) -> Ids:
-    """Smallest member of the connected component of each of ``0 … n-1``.
+    """Smallest member of the connected component of each of ``0 … n-1``: [n].
 
-    `known` is an earlier result for some of the pairs; then just the new ones are needed.
+    pairs: arrays a, b of equal length; a[i] and b[i] are in one component. `known` is an earlier
+    result for some of the pairs; then only the new ones are needed.
+
+    Every round hangs the larger root of each open pair under the smaller one, for all pairs at
+    once. Of several pairs with the same larger root the smallest partner wins; the others stay open
+    for the next round.
     """
     parent = np.arange(n, dtype=np.int64)
     if known is not None:
@@ -29,13 +34,14 @@ def components(n: int, pairs: Sequence[tuple[Ids, Ids]], known: Ids | None = Non
         open_ = a != b
         if not open_.any():
             return parent
+        # a: the smaller roots, b: the larger ones
         a, b = np.minimum(a, b)[open_], np.maximum(a, b)[open_]
         np.minimum.at(parent, b, a)
         # shorten the chains among the roots that moved, then let everything follow once
         while True:
-            target = parent[b]
-            further = parent[target]
-            if np.array_equal(further, target):
+            next_root = parent[b]
+            after_next = parent[next_root]
+            if np.array_equal(after_next, next_root):
                 break
-            parent[b] = further
+            parent[b] = after_next
         parent = parent[parent]

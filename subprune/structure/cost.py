@@ -53,9 +53,10 @@ class CostModel:
     """Parameters and FLOPs of a model as a function of the units kept in each group.
 
     Exact: equal to ``sum(p.numel() for p in cut.parameters())``, tied ones once, and to what
-    `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops` take
-    numbers of units, for groups whose units are all alike (`uniform`); `at_most` for all, as an upper bound;
-    `params_of` and `flops_of` take the units themselves. Groups that are not named keep everything.
+    `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops`
+    take numbers of units, for groups whose units are all alike (`uniform`); `at_most` for all, as
+    an upper bound; `params_of` and `flops_of` take the units themselves. Groups that are not named
+    keep everything.
     """
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
@@ -92,7 +93,7 @@ class CostModel:
         """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
         they are.
 
-        Exact for uniform groups; where units differ in size, as if the dearest were kept.
+        Exact for uniform groups; where units differ in size, as if the most expensive were kept.
         """
         products, uneven = self._products[quantity], counts.keys() & self._uneven.keys()
         base = self._lengths(counts, strict=False)  # without the units of uneven groups
@@ -136,7 +137,9 @@ class CostModel:
         return int(self._products["flops"].total(self._lengths_of(kept)))
 
     def per_unit(self, name: str) -> tuple[Ints, Ints]:
-        """Parameters and FLOPs that go with each single unit of a group, all others left in place."""
+        """Parameters and FLOPs that go with each single unit of a group,
+        all others left in place.
+        """
         group = self.groups[self._check(name)]
         column, full = self._column[name], self._lengths({}, strict=False)
         less = np.repeat(self._per_unit[:, column][None, :], group.n_units, axis=0)
@@ -177,17 +180,18 @@ class CostModel:
         return tuple(numbers)
 
     def _lengths(self, counts: Counts, strict: bool = True) -> Ints:
-        left = self._full.copy()
+        widths = self._full.copy()
         for name, k in counts.items():
             if strict and name in self._uneven:
                 self._refuse(name)
             column = self._column.get(name)
             if column is None or not 0 <= k <= self._full[column]:
                 raise BudgetError(
-                    f"group {self._check(name)!r} has {self.groups[name].n_units} units, cannot keep {k}"
+                    f"group {self._check(name)!r} has "
+                    f"{self.groups[name].n_units} units, cannot keep {k}"
                 )
-            left[column] = k
-        lengths = self._fixed + self._per_unit @ left
+            widths[column] = k
+        lengths = self._fixed + self._per_unit @ widths
         for name, spans in self._uneven.items():
             if name not in counts:
                 for i, sizes in spans:
@@ -203,8 +207,8 @@ class CostModel:
 
     def _refuse(self, name: str) -> None:
         raise BudgetError(
-            f"the units of group {name!r} differ in size, so their number does not say what they cost; "
-            f"give the units themselves: {{{name!r}: [0, 2, …]}}"
+            f"the units of group {name!r} differ in size, so their number does not say what they "
+            f"cost; give the units themselves: {{{name!r}: [0, 2, …]}}"
         )
 
     def _check(self, name: str) -> str:

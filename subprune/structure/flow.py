@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from subprune.program.ops import Product
 from subprune.program.program import Op, Program, Ref
 from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
+
+if TYPE_CHECKING:
+    from subprune.program.ops import Product
 
 __all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "part_of", "ref", "rule", "take"]
 
@@ -21,7 +23,9 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*kinds: str) -> Callable[[Rule], Rule]:
-    """Register the rule for operations of these kinds; a second one for the same kind is an error."""
+    """Register the rule for operations of these kinds;
+    a second one for the same kind is an error.
+    """
 
     def register(function: Rule) -> Rule:
         for kind in kinds:
@@ -72,7 +76,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class Reduction:
-    """An operation that runs over units in a way that zeros are noticed: a norm, a mean, a product."""
+    """An operation that runs over units in a way that zeros are noticed: a norm, a mean,
+    a product.
+    """
 
     op: int
     value: int  # the value reduced
@@ -111,7 +117,8 @@ class Flow:
             self.space.freeze(
                 dim,
                 f"{module!r} is reparametrised: merge it first with "
-                f"torch.nn.utils.parametrize.remove_parametrizations(module, {leaf.split('.')[0]!r})",
+                "torch.nn.utils.parametrize."
+                f"remove_parametrizations(module, {leaf.split('.')[0]!r})",
             )
 
     def walk(self) -> None:
@@ -139,8 +146,8 @@ class Flow:
         return self.program.values[vid].shape
 
     def dims(self, vid: int) -> list[Dim | None]:
-        found = self.labels.get(vid)
-        return list(found) if found is not None else [None] * len(self.shape(vid))
+        labels = self.labels.get(vid)
+        return list(labels) if labels is not None else [None] * len(self.shape(vid))
 
     def has_labels(self, vid: int) -> bool:
         return any(self.labels.get(vid, ()))
@@ -180,8 +187,8 @@ class Flow:
 
     def _partitions(self) -> None:
         """Equal slices that together make up a dimension (chunks) must lose the same positions."""
-        for (vid, dim), found in self._slices.items():
-            parts = sorted(set(found))
+        for (vid, dim), slices in self._slices.items():
+            parts = sorted(set(slices))
             length = parts[0][1] - parts[0][0]
             expected = [(i * length, (i + 1) * length) for i in range(len(parts))]
             label = self.dims(vid)[dim]

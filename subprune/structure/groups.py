@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from subprune.errors import closest
 from subprune.messages import Message
-from subprune.program.program import Program
-from subprune.structure.flow import Use
+
+if TYPE_CHECKING:
+    from subprune.program.program import Program
+    from subprune.structure.flow import Use
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
 
@@ -85,7 +88,9 @@ class Group:
 
     @cached_property
     def parts(self) -> tuple[frozenset[int], ...]:
-        """Sets of units that are all there is of some tensor: of each, one unit at least must stay."""
+        """Sets of units that are all there is of some tensor:
+        at least one unit of each must stay.
+        """
         whole = {
             frozenset(np.unique(s.units).tolist())
             for s in self.slots
@@ -150,7 +155,10 @@ class Group:
 
     def __repr__(self) -> str:
         readers = ", ".join(c.name for c in self.consumers)
-        return f"Group({self.name!r}, {self.kind}, {self.n_units} units, read by {readers or 'nothing'})"
+        return (
+            f"Group({self.name!r}, {self.kind}, {self.n_units} units, "
+            f"read by {readers or 'nothing'})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,11 +213,13 @@ class Structure:
         """Every group that is not among those pruned, and every layer that stays, or stays in part;
         each with why.
         """
-        left = {g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned}
+        reasons = {
+            g.name: g.obstacle or "not asked for" for g in self.groups if g.name not in pruned
+        }
         for name, why in self.refused.items():
-            known = left.get(name, "not asked for")
-            left[name] = why if known == "not asked for" else f"{known}; {why}"
-        return left
+            known = reasons.get(name, "not asked for")
+            reasons[name] = why if known == "not asked for" else f"{known}; {why}"
+        return reasons
 
     def inner(self) -> tuple[Group, ...]:
         """The groups that are pruned by default."""

@@ -124,14 +124,14 @@ class LabelSpace:
 
     def unify(self, dims: Iterable[Dim | None]) -> Dim | None:
         """Tie dimensions of equal size; the result knows the alternatives of all."""
-        found: list[Ids] = []
+        alternatives: list[Ids] = []
         for dim in dims:
             for ids in dim or ():
-                if not any(ids is x or np.array_equal(ids, x) for x in found):
-                    found.append(ids)
-        for ids in found[1:]:
-            self.tie(found[0], ids)
-        return tuple(found[:_MAX_ALTERNATIVES]) or None
+                if not any(ids is x or np.array_equal(ids, x) for x in alternatives):
+                    alternatives.append(ids)
+        for ids in alternatives[1:]:
+            self.tie(alternatives[0], ids)
+        return tuple(alternatives[:_MAX_ALTERNATIVES]) or None
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -139,7 +139,8 @@ class LabelSpace:
         """Labels of the dimensions that one dimension is split into."""
         if not dim or len(sizes) <= 1:
             return [dim] * len(sizes)
-        for ids in dim:  # an alternative that varies along one axis only needs no frame
+        # An alternative that varies along a single axis is that axis: it needs no frame.
+        for ids in dim:
             flat = ids.reshape(sizes)
             live = _live_axes(flat)
             if len(live) == 1:
@@ -150,12 +151,17 @@ class LabelSpace:
         if not live:  # one unit all over: it can only go with everything
             self.freeze(dim, f"a single unit fills the whole dimension ({where})")
             return [None] * len(sizes)
+        # Axes along which nothing varies take no part in the frame.
         core = flat[tuple(slice(None) if i in live else 0 for i in range(flat.ndim))]
         frame = self._frame(core, where)
         axes = iter(frame.axes)
         return [(next(axes),) if i in live else None for i in range(len(sizes))]
 
     def _frame(self, flat: Ids, where: str, axes: tuple[Ids, ...] | None = None) -> Frame:
+        """The frame of these flat ids: the known one, or a new one with fresh ids for its axes.
+
+        Axes that are given are tied to those of a frame that is known already.
+        """
         key = (flat.tobytes(), flat.shape)
         frame = self._known.get(key)
         if frame is None:
@@ -184,7 +190,9 @@ class LabelSpace:
         return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
 
     def _merge_free(self, dims: Sequence[Dim | None], sizes: Sequence[int]) -> Dim | None:
-        """Repetition beside positions that cannot go: fresh ids, which follow whatever they meet."""
+        """Repetition beside positions that cannot go:
+        fresh ids, which follow whatever they meet.
+        """
         free = [i for i, d in enumerate(dims) if d == FREE]
         if not free or len(free) == len(dims):
             return FREE if free else None
@@ -195,11 +203,12 @@ class LabelSpace:
 
     def _flat(self, dims: list[Dim], where: str) -> Ids:
         """Ids of the pairs: from the frame the axes come from, or from a new one."""
+        # Splitting and merging back (features → heads × size → features) must give the same ids.
         for first in dims[0]:
-            found = self._axis_of(first)
-            if found is None:
+            home = self._axis_of(first)
+            if home is None:
                 continue
-            flat = self._lookup(found[0], dims)
+            flat = self._lookup(home[0], dims)
             if flat is not None:
                 return flat
         axes = tuple(d[0] for d in dims)
@@ -229,7 +238,9 @@ class LabelSpace:
         return frame.flat.transpose(order)[np.ix_(*index)]
 
     def _axis_of(self, ids: Ids) -> tuple[Frame, int] | None:
+        """The frame and the axis that these ids were made for by a split; None for other ids."""
         low = int(ids.min())
+        # the last axis that begins at or before them, if they lie inside it
         at = bisect_right(self._starts, low) - 1
         if at < 0:
             return None
@@ -247,10 +258,11 @@ class LabelSpace:
     def subframe(self, dims: Sequence[Dim | None], gone: Dim, position: int) -> list[Dim | None]:
         """Labels of the other dimensions after one position of dimension `gone` was picked."""
         result = list(dims)
-        found = self._axis_of(gone[0])
-        if found is None:
+        home = self._axis_of(gone[0])
+        if home is None:
             return result
-        frame, axis = found
+        frame, axis = home
+        # `where`: for every other axis of the frame, the dimension that holds it
         others = [i for i in range(len(frame.axes)) if i != axis]
         where = [
             next(
@@ -261,6 +273,7 @@ class LabelSpace:
         ]
         if -1 in where:
             return result
+        # The picked slice of the frame: its flat ids stand for the other axes from now on.
         at = int(gone[0][position]) - int(frame.axes[axis][0])
         index = [
             self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
@@ -282,10 +295,12 @@ class LabelSpace:
         """Component of every id, and the reason of every frozen component."""
         open_ = list(self.frames)
         root = self._components()
+        # Two rounds of choices that are forced, since settling one frame may force another; then
+        # the rest is decided by preference.
         for bold in (False, False, True):
             frozen = self._mark(root, [ids for ids, _ in self.frozen])
             batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
-            rest, done = [], len(self.pairs)
+            rest, done = [], len(self.pairs)  # ties before this round are in `root`
             for frame in open_:
                 choice = self._choose(frame, root, frozen, batch, mixed, bold)
                 if choice is None:
@@ -302,6 +317,8 @@ class LabelSpace:
 
     def _components(self) -> Ids:
         """Components of all ties; those of whole dimensions, which are most, as blocks."""
+        # Union-find on whole blocks of ids, each named by its first id; what ties only parts of
+        # blocks is left to `components`.
         leader = {start: start for start in self._blocks}
 
         def find(x: int) -> int:
@@ -334,6 +351,7 @@ class LabelSpace:
         )
 
     def _mark(self, root: Ids, sets: list[Ids]) -> NDArray[np.bool_]:
+        """Components that some of these ids belong to: [ids] bool, by their smallest member."""
         marked = np.zeros(self.size, dtype=bool)
         for ids in sets:
             marked[root[ids]] = True
@@ -364,6 +382,7 @@ class LabelSpace:
         return max(heads or plain, key=lambda i: (frame.axes[i].size, -i))
 
     def _settle(self, frame: Frame, choice: int) -> None:
+        """Cut the frame along one axis: its positions go with all flat ids at them, others stay."""
         frame.chosen = choice
         for i, axis in enumerate(frame.axes):
             if i == choice:
@@ -387,10 +406,12 @@ def _live_axes(flat: Ids) -> list[int]:
 
 
 def _rising(ids: Ids) -> bool:
+    """Whether each id is one more than the id before it."""
     return bool((ids[1:] - ids[:-1] == 1).all())
 
 
 def _spread(ids: Ids, axis: int, sizes: Sequence[int]) -> Ids:
+    """Ids [sizes[axis]] of one axis, repeated along the others and flattened: [prod(sizes)]."""
     shape = [1] * len(sizes)
     shape[axis] = sizes[axis]
     return np.broadcast_to(ids.reshape(shape), tuple(sizes)).ravel()

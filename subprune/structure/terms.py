@@ -8,14 +8,17 @@ lengths, so that what is left is a constant and the prediction for the cut model
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subprune.errors import StructureError
 from subprune.program.ops import lengths
-from subprune.structure.flow import Flow
 from subprune.structure.groups import Span, Term
-from subprune.structure.labels import Ids
+
+if TYPE_CHECKING:
+    from subprune.structure.flow import Flow
+    from subprune.structure.labels import Ids
 
 __all__ = ["flop_terms"]
 
@@ -46,7 +49,8 @@ def flop_terms(flow: Flow, owner: Callable[[Ids], Span]) -> tuple[Term, ...]:
             continue
         if op.flops % unit:
             raise StructureError(
-                f"{op.where}: {op.flops} operations are not a multiple of its dimensions; report this"
+                f"{op.where}: {op.flops} operations are not a multiple of "
+                "its dimensions; report this"
             )
         terms += [
             Term(op.index, op.flops // unit, tuple(span(p) for p in places)) for places in products

@@ -153,17 +153,18 @@ def load(name: str, split: str, data_dir: str | Path | None = None) -> Images:
 
 def _data_root(name: str, data_dir: str | Path | None) -> Path:
     """The folder to look in, from the argument or the environment."""
-    given = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE)
-    if not given:
+    folder = data_dir if data_dir is not None else os.environ.get(DATA_VARIABLE)
+    if not folder:
         raise DataError(
             Message(
-                "no folder was given for the data set {name!r}; pass {data_dir:name} or set "
-                "{variable} to the folder that holds its official files. 'mnist-sample' needs none.",
+                "no folder was given for the data set {name!r}; pass {data_dir:name} or "
+                "set {variable} to the folder that holds its official files. "
+                "'mnist-sample' needs none.",
                 name=name,
                 variable=DATA_VARIABLE,
             )
         )
-    root = Path(given)
+    root = Path(folder)
     if not root.is_dir():
         raise DataError(
             f"the data folder {root} does not exist or is not a folder; "

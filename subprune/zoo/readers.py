@@ -59,9 +59,9 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> Tensor:
             f"{path} is damaged, cut short or not what its name says ({error}); download it again."
         ) from error
     if len(content) != expected:
-        found = f"more than {expected}" if len(content) > expected else f"{len(content)}"
+        length = f"more than {expected}" if len(content) > expected else f"{len(content)}"
         raise DataError(
-            f"{path} has {found} bytes of data where its header declares {expected}; "
+            f"{path} has {length} bytes of data where its header declares {expected}; "
             "download it again."
         )
     return as_tensor(content).reshape(shape)

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from subprune.errors import DataError
-from subprune.io.files import write_atomic
+from subprune.files import write_atomic
 
 __all__ = ["load_weights", "save_weights"]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from subprune.program.ops import activation, argument
-from subprune.program.program import Op
 from subprune.structure.flow import Flow, ref, rule
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op
 
 __all__: list[str] = []
 

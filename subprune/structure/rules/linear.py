@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from subprune.program.ops import NORMS, PRODUCTS, Product, argument, product, window
-from subprune.program.program import Op
 from subprune.structure.flow import Flow, Use, ref, rule
 from subprune.structure.labels import FREE, Dim
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op
 
 __all__: list[str] = []
 
@@ -88,14 +90,14 @@ def bmm(flow: Flow, op: Op) -> None:
 
 @rule("convolution")
 def convolution(flow: Flow, op: Op) -> None:
-    entry, own = product(op), window(op)
+    entry, geometry = product(op), window(op)
     assert entry is not None
-    assert own is not None
+    assert geometry is not None
     x, w = argument(op, entry.activation).id, argument(op, entry.weight).id
     xd, wd = flow.dims(x), flow.dims(w)
     _spatial(flow, op, [*xd[2:], *wd[2:]])
-    depthwise = own.groups > 1 and flow.shape(x)[1] == own.groups
-    if own.groups == 1:
+    depthwise = geometry.groups > 1 and flow.shape(x)[1] == geometry.groups
+    if geometry.groups == 1:
         flow.match(op, [xd[1], wd[entry.summed]], _INPUT)
         made = wd[entry.made]
     elif not wd[0]:
@@ -103,12 +105,12 @@ def convolution(flow: Flow, op: Op) -> None:
         return
     else:
         grouped = _grouped_transposed if entry.transposed else _grouped
-        made = grouped(flow, op, xd[1], wd[0], wd[1], own.groups)
+        made = grouped(flow, op, xd[1], wd[0], wd[1], geometry.groups)
     bias = ref(argument(op, "bias"))
     if bias is not None:
         made = flow.match(op, [made, flow.dims(bias)[0]], _INPUT)
     flow.put(op.outs[0], [xd[0], made, *[None] * (len(xd) - 2)])
-    _use(flow, op, entry, own.groups, depthwise)
+    _use(flow, op, entry, geometry.groups, depthwise)
 
 
 def _grouped(
@@ -184,7 +186,7 @@ def batch_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
     parameters = _parameters(flow, op)
-    dims[1] = flow.match(op, [dims[1], *(own[0] for own in parameters)], _INPUT)
+    dims[1] = flow.match(op, [dims[1], *(labels[0] for labels in parameters)], _INPUT)
     flow.put(op.outs[0], dims)
     if not parameters:  # no tensor of the module's follows: note the length here
         flow.reduce(op, x, [1])
@@ -202,7 +204,9 @@ def layer_norm(flow: Flow, op: Op) -> None:
     dims = flow.dims(x)
     over = NORMS[op.kind].over(op, len(dims))
     for i, d in enumerate(over):
-        dims[d] = flow.match(op, [dims[d], *(own[i] for own in _parameters(flow, op))], _INPUT)
+        dims[d] = flow.match(
+            op, [dims[d], *(labels[i] for labels in _parameters(flow, op))], _INPUT
+        )
     flow.put(op.outs[0], dims)
     flow.put(x, dims)
     flow.reduce(op, x, over)
@@ -213,7 +217,7 @@ def group_norm(flow: Flow, op: Op) -> None:
     x = op.inputs[0]
     dims = flow.dims(x)
     groups = int(argument(op, str(NORMS[op.kind].groups)))
-    dims[1] = flow.match(op, [dims[1], *(own[0] for own in _parameters(flow, op))], _INPUT)
+    dims[1] = flow.match(op, [dims[1], *(labels[0] for labels in _parameters(flow, op))], _INPUT)
     size = flow.shape(x)[1]
     if dims[1] and groups != size:
         rows = dims[1][0].reshape(groups, -1)
@@ -314,13 +318,13 @@ def reduction(flow: Flow, op: Op) -> None:
         flow.give_up(op, "a reduction of this form is not known")
         return
     dims = flow.dims(x)
-    given = argument(op, "dim")
+    asked = argument(op, "dim")
     chosen = (
         range(len(dims))
-        if given is None or given == []
-        else [given]
-        if isinstance(given, int)
-        else given
+        if asked is None or asked == []
+        else [asked]
+        if isinstance(asked, int)
+        else asked
     )
     over = {d % len(dims) for d in chosen}
     if op.kind in ("argmax", "argmin", "logsumexp", "prod", "any", "all"):
@@ -339,7 +343,10 @@ def weight_norm(flow: Flow, op: Op) -> None:
     """A filter is scaled by its own length: it would change if inputs of it were cut."""
     dims = flow.dims(op.inputs[0])
     for dim in dims:
-        why = f"{op.module!r} is weight-normed: merge it first with torch.nn.utils.remove_weight_norm(module)"
+        why = (
+            f"{op.module!r} is weight-normed: merge it first with "
+            "torch.nn.utils.remove_weight_norm(module)"
+        )
         flow.freeze(op, dim, why)
     flow.put(op.outs[0], dims)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from subprune.program.ops import argument
-from subprune.program.program import Op
 from subprune.structure.flow import Flow, Origin, part_of, ref, rule, take
 from subprune.structure.labels import FREE, Dim, Ids
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op
 
 __all__: list[str] = []
 
@@ -175,8 +178,8 @@ def rearrange(flow: Flow, op: Op) -> None:
         order = list(range(rank))
         order.insert(argument(op, "dim") % (rank + 1), None)
     elif op.kind == "squeeze":
-        given = argument(op, "dim")
-        chosen = range(rank) if given is None else given
+        asked = argument(op, "dim")
+        chosen = range(rank) if asked is None else asked
         gone = {
             d % rank for d in ([chosen] if isinstance(chosen, int) else chosen) if shape[d] == 1
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from subprune.budget.explicit import check_fraction
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
 from subprune.loop.looks import comparable_scores
-from subprune.structure import Group
-from subprune.structure.cost import CostModel
+
+if TYPE_CHECKING:
+    from subprune.structure.cost import CostModel
+    from subprune.structure.groups import Group
 
 __all__ = ["Score", "by_score", "top_fraction"]
 
@@ -32,9 +34,7 @@ class Score(Allocator):
     pools_units: ClassVar[bool] = True
 
     def counts(self, demand: Demand) -> Counts:
-        scores = demand.remember(
-            "scores", lambda: comparable_scores(demand.setting, demand.recipe, tick=demand.tick)
-        )
+        scores = demand.outcome(comparable_scores)
         if demand.goal.keep is not None:
             return top_fraction(demand.groups, scores, demand.goal.keep, demand.rounding)
         return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)
@@ -47,7 +47,9 @@ def by_score(
     limit: Limit,
     rounding: Rounding,
 ) -> Counts:
-    """The units with the highest scores, as many as the target allows; at least one in every group."""
+    """The units with the highest scores, as many as the goal allows;
+    at least one in every group.
+    """
     falling = _falling(groups, scores)
     at = _cut(groups, scores, rounding)
     counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)
@@ -67,15 +69,16 @@ def _falling(
     groups: Sequence[Group], scores: Mapping[str, Tensor]
 ) -> dict[str, NDArray[np.float64]]:
     """Scores of each group from high to low."""
-    found = {}
+    falling = {}
     for g in groups:
-        own = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
-        if own.shape != (g.n_units,) or not np.isfinite(own).all():
+        values = np.asarray(scores[g.name].detach().cpu().numpy(), dtype=np.float64)
+        if values.shape != (g.n_units,) or not np.isfinite(values).all():
             raise DataError(
-                f"scores of group {g.name!r} must be {g.n_units} finite numbers, got shape {own.shape}"
+                f"scores of group {g.name!r} must be {g.n_units} finite numbers, "
+                f"got shape {values.shape}"
             )
-        found[g.name] = np.sort(own)[::-1]
-    return found
+        falling[g.name] = np.sort(values)[::-1]
+    return falling
 
 
 def _cut(

@@ -12,7 +12,7 @@ __all__ = ["write_atomic"]
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
-    """Write to a temporary neighbour and rename it over `path`; whatever happens, no half of a file
+    """Write to a temporary neighbour and rename it over `path`; whatever happens, no partial file
     stays.
     """
     try:

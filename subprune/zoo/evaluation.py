@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from subprune.zoo.datasets import Images
+if TYPE_CHECKING:
+    from subprune.zoo.datasets import Images
 
 __all__ = ["channels_last", "count_correct", "mode"]
 

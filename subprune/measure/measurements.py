@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from subprune.data.batches import Batch
 from subprune.measure.answers import main_output
 from subprune.measure.compare import compare
 from subprune.program.borrow import borrowed
 from subprune.program.program import Inputs, call, flat_tensors
 from subprune.program.record import plain
 from subprune.program.recurrent import recurrent_flops
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
 
 __all__ = [
     "Latency",
@@ -52,7 +54,9 @@ def count_flops(model: nn.Module, inputs: Inputs) -> int:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     shapes = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, inputs)
     try:
-        with borrowed(model, {id(p): fake.from_tensor(p) for p in model.parameters()}):
+        # The counter asks parameters that are handed to modules for a graph, and there is none.
+        stand_ins = {id(p): fake.from_tensor(p).requires_grad_(False) for p in model.parameters()}
+        with borrowed(model, stand_ins):
             return _counted(model, shapes, fake)
     except Exception:
         with borrowed(model):
@@ -77,16 +81,16 @@ def _counted(model: nn.Module, inputs: Inputs, mode: contextlib.AbstractContextM
 def _recurrent(counter: FlopCounterMode) -> Iterator[list[int]]:
     """What calls of recurrent layers add to the counter's total, which sees some kernels only."""
     more: list[int] = []
-    seen: list[int] = []
+    totals: list[int] = []
 
     def enter(module: nn.Module, args: Any) -> None:
         if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            seen.append(counter.get_total_flops())
+            totals.append(counter.get_total_flops())
 
     def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        own = recurrent_flops(module, args, kwargs)
-        if own is not None:
-            more.append(own - (counter.get_total_flops() - seen.pop()))
+        flops = recurrent_flops(module, args, kwargs)
+        if flops is not None:
+            more.append(flops - (counter.get_total_flops() - totals.pop()))
 
     hooks = [
         nn.modules.module.register_module_forward_pre_hook(enter),
@@ -145,11 +149,11 @@ def side_by_side(
         for i in range(warmup + repeats):
             if time.perf_counter() > until and len(times[0]) >= min(_LEAST_REPEATS, repeats):
                 break
-            for model, own in zip(models, times, strict=True):
+            for model, durations in zip(models, times, strict=True):
                 taken = _one_call(model, inputs)
                 if i >= warmup:
-                    own.append(taken)
-    return tuple(_summary(own) for own in times)
+                    durations.append(taken)
+    return tuple(_summary(durations) for durations in times)
 
 
 def _one_call(model: nn.Module, inputs: Inputs) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,7 +19,9 @@ from subprune.program.program import input_count
 from subprune.program.record import record_given
 from subprune.structure.analysis import analyse
 from subprune.structure.cost import CostModel, Ints
-from subprune.structure.groups import Group, Structure
+
+if TYPE_CHECKING:
+    from subprune.structure.groups import Group, Structure
 
 __all__ = ["GroupRow", "Inspection", "inspect"]
 
@@ -37,7 +39,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. What a unit costs is a pair: the cheapest unit's and the dearest unit's."""
+    """One group. What a unit costs is a pair: for the cheapest unit, and for the most expensive."""
 
     name: str
     kind: str
@@ -123,7 +125,8 @@ class Inspection:
             for n, why in self._notes()
         )
         return (
-            f"<p>{html.escape(self._summary)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"<p>{html.escape(self._summary)}</p>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             + (f"<p>Not prunable:</p><ul>{notes}</ul>" if notes else "")
         )
 
@@ -138,19 +141,19 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     it is not changed.
     """
     check_kind(model)
-    given = examples(model, example_inputs)
-    structure = analyse(record_given(model, given, "the example inputs"))
+    arguments = examples(model, example_inputs)
+    structure = analyse(record_given(model, arguments, "the example inputs"))
     cost = CostModel(model, structure)
     read = {v for op in structure.program.ops for v in op.inputs}
-    seen = {name for name, vid in structure.program.tensors.items() if vid in read}
+    used = {name for name, vid in structure.program.tensors.items() if vid in read}
     hidden = tuple(structure.program.opaque)
     unused = tuple(
         name
         for name, _ in model.named_parameters()
-        if name not in seen and not any(name.startswith(o + ".") for o in hidden)
+        if name not in used and not any(name.startswith(o + ".") for o in hidden)
     )
-    checked = check_code(model, structure, given)
-    inputs = input_count(given)
+    checked = check_code(model, structure, arguments)
+    inputs = input_count(arguments)
     rows = tuple(_row(group, cost, checked, inputs) for group in structure.groups)
     return Inspection(
         type(model).__name__,
@@ -176,7 +179,7 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append(
             Message(
-                "its units differ in size: targets are met whichever stay; {budgets=} says how many"
+                "its units differ in size: goals are met whichever stay; {budgets=} says how many"
             )
         )
     if group.reweightable:  # otherwise the first obstacle says it all

@@ -1,0 +1,308 @@
+"""Statistics streamed: summed over batches of a layer's inputs.
+
+Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size,
+every chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and
+summed in float64. How the inputs of a convolution become rows is in
+:mod:`subprune.statistics.patches`, how most do without in :mod:`subprune.statistics.shifts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from subprune.errors import DataError, OptionError
+from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
+from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
+from subprune.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from subprune.statistics.columns import ColumnMap
+
+__all__ = ["Accumulator", "ConsumerStatistics"]
+
+
+def _working(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in the precision to multiply them in: float64 if one of them is, else float32."""
+    exact = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
+
+
+class Accumulator:
+    """Sums of ``BᵀB``, ``BᵀY`` and ``‖Y‖²`` over rows that arrive in pieces.
+
+    d: input columns; m: outputs (0 if the target is a linear function of the rows, see
+    :meth:`result_for_weight`); units: [d] int64, the unit of each column or -1.
+    """
+
+    def __init__(self, d: int, m: int, units: Tensor, where: str = "statistics") -> None:
+        if tuple(units.shape) != (d,):
+            raise DataError(f"{where}: units has shape {tuple(units.shape)}, must be ({d},)")
+        self.d, self.m, self.units, self.where = d, m, units, where
+        self.rows = 0
+        self._energy = 0.0
+        self._precision = torch.finfo(torch.float64).eps  # the worst so far
+        self._products: Products | None = None
+        self._target_sums = torch.zeros(m, dtype=torch.float64)
+
+    def update(
+        self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        """Add rows [n, d] and their targets [n, m] (None if m is 0)."""
+        if targets is None:
+            targets = rows.new_zeros(rows.shape[0], 0)
+        if rows.shape[1:] != (self.d,) or targets.shape != (rows.shape[0], self.m):
+            raise DataError(
+                f"{self.where}: rows {tuple(rows.shape)} and targets {tuple(targets.shape)} do not fit "
+                f"[n, {self.d}] and [n, {self.m}]"
+            )
+        step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
+        for start in range(0, rows.shape[0], step):
+            self._add(rows[start : start + step], targets[start : start + step])
+
+    def _add(self, rows: Tensor, targets: Tensor) -> None:
+        """Add one chunk."""
+        rows, targets = _working(rows, targets)
+        totals = Totals(
+            wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1)))
+        )
+        self.add_totals(totals)
+        self.add_products(
+            Products(rows.T @ rows, rows.T @ targets, totals.sums, len(rows), rows.dtype)
+        )
+
+    def add_totals(self, totals: Totals) -> None:
+        """Add what the targets of new rows sum to, and see that all sums are finite."""
+        for name, total in (("inputs", totals.sums), ("targets", totals.targets)):
+            if not bool(torch.isfinite(total).all()):
+                raise DataError(
+                    f"{self.where}: the {name} contain NaN or infinity; check the calibration data, and "
+                    "that the model gives finite activations on it in eval mode"
+                )
+        self._target_sums = totals.targets + self._target_sums.to(totals.targets.device)
+        self._energy += totals.energy
+
+    def add_products(self, new: Products) -> None:
+        """Add products made elsewhere; their totals are added apart. Float64 ones are taken over,
+        not copied.
+        """
+        self._precision = max(self._precision, torch.finfo(new.made_in).eps)
+        self.rows += new.rows
+        if self._products is None:
+            device = sum_device(new.gram.device)
+            gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
+            self._products = Products(gram, cross, sums, 0, torch.float64)
+            return
+        for total, part in zip(self._products.tensors(), new.tensors(), strict=True):
+            total += part.to(total.device)
+
+    @classmethod
+    def merged(cls, parts: Sequence[Accumulator]) -> Accumulator:
+        """The sums over the rows of all parts, which stay as they are; a single part is handed back
+        itself.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        first = parts[0]
+        total = cls(first.d, first.m, first.units, first.where)
+        for part in parts:
+            if part._products is None:
+                continue
+            total._energy += part._energy
+            total._precision = max(total._precision, part._precision)
+            total._target_sums = part._target_sums + total._target_sums.to(part._target_sums.device)
+            total.rows += part.rows
+            if total._products is None:
+                gram, cross, sums = (x.clone() for x in part._products.tensors())
+                total._products = Products(gram, cross, sums, 0, torch.float64)
+                continue
+            for mine, theirs in zip(
+                total._products.tensors(), part._products.tensors(), strict=True
+            ):
+                mine += theirs
+        return total
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the sums hold."""
+        return 0 if self._products is None else sum(x.nbytes for x in self._products.tensors())
+
+    def _gathered(self) -> Products:
+        if self._products is None:
+            raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
+        _symmetrise(self._products.gram)
+        return self._products
+
+    def result(self) -> Statistics:
+        """The statistics of all rows seen so far; they share memory with the accumulator."""
+        found = self._gathered()
+        units, totals = self.units.to(found.gram.device), self._target_sums
+        stats = Statistics(
+            found.gram,
+            found.cross,
+            self._energy,
+            self.rows,
+            found.sums,
+            totals,
+            units,
+            self._precision,
+        )
+        stats.check_finite(self.where)
+        return stats
+
+    def result_for_weight(self, weight: Tensor) -> Statistics:
+        """The statistics with the target ``Y = B·weight`` (weight [d, m]), without a pass over
+        rows.
+
+        ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
+        """
+        found = self._gathered()
+        gram, sums = found.gram, found.sums
+        if weight.ndim != 2 or weight.shape[0] != self.d:
+            raise DataError(
+                f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]"
+            )
+        weight = weight.detach().to(gram.device, torch.float64)
+        cross = gram @ weight
+        energy = max(0.0, float((weight * cross).sum()))
+        units = self.units.to(gram.device)
+        totals = weight.T @ sums
+        stats = Statistics(gram, cross, energy, self.rows, sums, totals, units, self._precision)
+        stats.check_finite(self.where)
+        return stats
+
+
+def _symmetrise(gram: Tensor) -> None:
+    """gram [d, d] ← (gram + gramᵀ) / 2, in place and in little memory."""
+    step = max(1, MAX_BYTES // (8 * max(1, len(gram))))
+    for i in range(0, len(gram), step):
+        rows = gram[i : i + step, i:]
+        mean = rows.add(gram[i:, i : i + step].T).div_(2)
+        gram[i : i + step, i:] = mean
+        gram[i:, i : i + step] = mean.T
+
+
+def clipped(rows: Tensor, most: float | None) -> Tensor:
+    """Rows [n, d] of which none has more than `most` times the median energy: longer ones are
+    shortened.
+
+    A few tokens of a language model can carry more energy than all others together.
+    """
+    if most is None or len(rows) < 2:
+        return rows
+    energies = rows.square().sum(1)
+    limit = most * energies.median()
+    if float(limit) <= 0 or not bool((energies > limit).any()):
+        return rows
+    return rows * (limit / energies.clamp_min(limit)).sqrt()[:, None]
+
+
+class ConsumerStatistics:
+    """Collects one consumer's statistics, batch by batch.
+
+    Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``. Asymmetric
+    form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
+    mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
+    its kernel has positions, instead of all; the same for b and y.
+    """
+
+    def __init__(
+        self,
+        consumer: ColumnMap,
+        symmetric: bool,
+        max_bytes: int = MAX_BYTES,
+        generator: torch.Generator | None = None,
+        clip: float | None = None,
+    ) -> None:
+        self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
+        self.generator, self.clip = generator, clip
+        # by the size of the inputs, one per block
+        self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}
+        m = 0 if symmetric else consumer.outputs // consumer.groups
+        self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
+
+    def update(self, b: Tensor, y: Tensor | None = None) -> None:
+        """Add one batch.
+
+        b: the consumer's input in the model pruned so far, [..., inputs] or [N, inputs, *spatial];
+        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial].
+        """
+        if (y is None) != self.symmetric:
+            form = (
+                "symmetric: give b only"
+                if self.symmetric
+                else "asymmetric: give the dense output y"
+            )
+            raise OptionError(f"{self.consumer.where}: these statistics are {form}")
+        if self.consumer.conv is None:
+            rows = clipped(b.reshape(-1, b.shape[-1]), self.clip if self.symmetric else None)
+            self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
+            return
+        if self.generator is not None:
+            self._add(*random_rows(b, y, self.consumer.conv, self.generator))
+            return
+        if b.ndim > 2 and can_shift(self.consumer.conv, self.consumer.conv.laid_out(b.shape[2:])):
+            self._add_shifted(self.consumer.conv.lay_out(b), y, self.consumer.conv)
+            return
+        for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
+            part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])
+            self._add(rows, part)
+
+    def _add(self, rows: Tensor, targets: Tensor | None) -> None:
+        """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
+        self._check_columns(rows.shape[1])
+        for i, part in enumerate(self.parts):
+            own = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
+            part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
+
+    def _add_shifted(self, b: Tensor, y: Tensor | None, conv: Convolution) -> None:
+        """The same for b [N, inputs, *spatial], y [N, outputs, *out], without patches."""
+        self._check_columns(b.shape[1] * conv.taps)
+        size = tuple(b.shape[2:])
+        if size not in self.shifted:
+            self.shifted[size] = [ShiftSums(conv, size, p.d // conv.taps, p.m) for p in self.parts]
+        own = _working(*(x for x in (b, y) if x is not None))
+        inputs = own[0].chunk(self.consumer.groups, 1)
+        outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
+        for part, sums, x, target in zip(
+            self.parts, self.shifted[size], inputs, outputs, strict=True
+        ):
+            part.add_totals(sums.update(x, target))
+
+    def _settle(self) -> None:
+        """Move what was collected by shifts into the accumulators."""
+        for blocks in self.shifted.values():
+            for part, sums in zip(self.parts, blocks, strict=True):
+                part.add_products(sums.result())
+        self.shifted = {}
+
+    def _check_columns(self, found: int) -> None:
+        if found != sum(part.d for part in self.parts):
+            raise DataError(
+                f"{self.consumer.where}: the input has {found} columns, but the unit map describes "
+                f"{sum(part.d for part in self.parts)}"
+            )
+
+    def result(self, weight: Tensor | None = None) -> list[Statistics]:
+        """One Statistics per block; the symmetric form needs the layer's weight, as the layer holds
+        it.
+        """
+        if (weight is None) == self.symmetric:
+            form = "symmetric: result needs" if self.symmetric else "asymmetric: result takes no"
+            raise OptionError(
+                f"{self.consumer.where}: these statistics are {form} the layer's weight"
+            )
+        if weight is None:
+            return [part.result() for part in self.accumulators()]
+        blocks = self.consumer.weight_blocks(weight)
+        return [
+            part.result_for_weight(w) for part, w in zip(self.accumulators(), blocks, strict=True)
+        ]
+
+    def accumulators(self) -> list[Accumulator]:
+        """The sums so far, one per block."""
+        self._settle()
+        return self.parts

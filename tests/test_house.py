@@ -1,0 +1,293 @@
+"""What keeps the house in order, beside the layers that import-linter checks.
+
+Every check is a function from source to findings, so that it can be shown to find something.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import subprune
+from subprune.methods import METHODS
+from subprune.select.selector import Function
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ROOT / "subprune"
+FOLDERS = ("subprune", "paper", "tests", "benchmarks", "experiments", "scripts")
+
+MOST_AT_THE_TOP = 12  # modules, the front door included
+LONGEST_CHAIN = 14  # modules, each importing the next when it is imported
+LONG_LINE, MOST_LONG_LINES = 100, 0.02
+
+# Where something computed may be kept: in records that never change.
+CACHING = {"program/program.py", "structure/groups.py", "guarantees/bounds.py"}
+# What runs a network, or asks for something that does.
+RUNNING = {
+    *("advance", "call", "curves", "find_groups", "forward", "gather", "go_to", "inspect"),
+    *("looks", "model_outputs", "outcome", "rank", "record", "record_given", "remember", "run"),
+    *("start", "visits", "walk"),
+}
+# Of the methods that come with the library; other tests register theirs.
+NAMES = {name for name, m in METHODS.items() if not isinstance(m.selector, Function)}
+# A name that is also a value of an option: a test of it counts only where a method is compared.
+SHARED_NAMES = {"random"}
+PARTIAL = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"}
+
+
+def sources(folder: Path = LIBRARY) -> Iterator[tuple[str, str]]:
+    """Every module below a folder: its path in it, and its text."""
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(folder).as_posix(), path.read_text()
+
+
+def decorators(function: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(d).split("(")[0].split(".")[-1] for d in function.decorator_list}
+
+
+def functions(text: str) -> Iterator[ast.FunctionDef]:
+    return (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+
+
+# ---- no peeping ------------------------------------------------------------------------------
+
+
+def test_no_module_looks_into_dict() -> None:
+    found = [
+        f"{path}:{number}"
+        for path, text in sources()
+        for number, line in enumerate(text.splitlines(), 1)
+        if "__dict__" in line
+    ]
+    assert not found, f"__dict__ at {found}: ask with vars() or getattr(), or keep the value"
+
+
+# ---- properties do not run networks ----------------------------------------------------------
+
+
+def properties_that_run(text: str) -> list[str]:
+    """Properties whose body calls something that runs a network."""
+    found = []
+    for function in functions(text):
+        if decorators(function) & {"property", "cached_property"}:
+            called = {
+                ast.unparse(n.func).split(".")[-1]
+                for n in ast.walk(function)
+                if isinstance(n, ast.Call)
+            }
+            found += [f"{function.name} calls {name}" for name in sorted(called & RUNNING)]
+    return found
+
+
+def cached(text: str) -> list[str]:
+    """Properties that keep what they computed."""
+    return [f.name for f in functions(text) if "cached_property" in decorators(f)]
+
+
+def test_no_property_runs_a_network() -> None:
+    found = {path: properties_that_run(text) for path, text in sources()}
+    found = {path: names for path, names in found.items() if names}
+    assert not found, f"make these functions, which are called: {found}"
+
+
+def test_values_are_cached_in_unchanging_records_alone() -> None:
+    found = {path: cached(text) for path, text in sources() if path not in CACHING}
+    found = {path: names for path, names in found.items() if names}
+    assert not found, f"cached properties outside {sorted(CACHING)}: {found}"
+
+
+class _Nothing(TorchDispatchMode):
+    """Refuses every operation."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was run")
+
+
+def test_cached_properties_of_records_compute_no_tensor() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    structure = subprune.find_groups(model.eval(), torch.zeros(2, 3, 8, 8))
+    seen = []
+    for record in (structure.program, *structure.groups):
+        for name, value in vars(type(record)).items():
+            if isinstance(value, cached_property):
+                with _Nothing():
+                    getattr(record, name)
+                seen.append(f"{type(record).__name__}.{name}")
+    assert set(seen) == {"Program.chains", "Group.parts"}, "the records have others: name them here"
+
+
+@pytest.mark.parametrize(
+    "body", ["return self.program.run(x)", "self.x = record(self.model, x)\n        return self.x"]
+)
+@pytest.mark.parametrize("kind", ["property", "cached_property", "functools.cached_property"])
+def test_a_property_that_runs_is_found(kind: str, body: str) -> None:
+    text = f"class A:\n    @{kind}\n    def value(self):\n        {body}\n"
+    assert properties_that_run(text)
+    assert bool(cached(text)) == (kind != "property")
+
+
+# ---- methods are rows of data ----------------------------------------------------------------
+
+
+def _constants(node: ast.AST) -> set[str]:
+    """Strings that stand in an expression, also in a tuple, a list or a set."""
+    return {
+        n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    }
+
+
+def _is_method(node: ast.AST) -> bool:
+    """Whether an expression is, by its name, a method or the name of one."""
+    return bool(re.search(r"\bmethod(_name|\.name)?$", ast.unparse(node)))
+
+
+def _test_of_a_name(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        names = set().union(*map(_constants, sides))
+        return bool(names & (NAMES - SHARED_NAMES)) or (bool(names) and any(map(_is_method, sides)))
+    if isinstance(node, ast.MatchValue):
+        return bool(_constants(node) & (NAMES - SHARED_NAMES))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        # a part of a name, with a hyphen: others are parts by chance
+        parts = {c for c in _constants(node) if "-" in c.strip("-") and any(c in m for m in NAMES)}
+        return node.func.attr in PARTIAL and (bool(parts) or _is_method(node.func.value))
+    return False
+
+
+def names_tested(text: str) -> list[str]:
+    """Expressions that tell methods apart by name."""
+    return [ast.unparse(n) for n in ast.walk(ast.parse(text)) if _test_of_a_name(n)]
+
+
+def test_no_method_is_known_by_name() -> None:
+    found = {p: names_tested(text) for p, text in sources() if p != "methods.py"}
+    found = {path: tests for path, tests in found.items() if tests}
+    assert not found, f"let the method's parts say what is asked here: {found}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x == 'asym-in-change'",
+        "x in ('act-grad', 'other')",
+        "x not in {'layer-sampling'}",
+        "method == 'random'",
+        "options.method != 'mine'",
+        "row.method.name == 'mine'",
+        "x.endswith('in-change')",
+        "method.startswith('l')",
+        "match x:\n    case 'weight-norm':\n        pass",
+    ],
+)
+def test_a_test_of_a_name_is_found(text: str) -> None:
+    assert names_tested(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["patches == 'random'", "x.endswith('%')", "method is None", "name in METHODS"]
+)
+def test_other_tests_are_not(text: str) -> None:
+    assert not names_tested(text)
+
+
+# ---- the layout ------------------------------------------------------------------------------
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    top = sorted(path.name for path in LIBRARY.glob("*.py"))
+    assert len(top) <= MOST_AT_THE_TOP, (
+        f"{len(top)} modules lie at the top, at most {MOST_AT_THE_TOP} may; "
+        f"give one of them a room: {top}"
+    )
+
+
+def repeated(paths: list[str]) -> dict[str, int]:
+    """File names that occur more than once; the commands are counted apart.
+
+    A command's file has the name of what it is a command for.
+    """
+    names = Counter(
+        (path.startswith("cli/"), path.split("/")[-1])
+        for path in paths
+        if not path.endswith("__init__.py")
+    )
+    return {name: count for (_, name), count in names.items() if count > 1}
+
+
+def test_a_file_name_occurs_once() -> None:
+    found = repeated([path for path, _ in sources()])
+    assert not found, f"these file names occur several times: {found}"
+
+
+def test_a_repeated_file_name_is_found() -> None:
+    paths = ["a/x.py", "b/x.py", "cli/y.py", "y.py", "a/__init__.py", "b/__init__.py"]
+    assert repeated(paths) == {"x.py": 2}
+
+
+# ---- imports ---------------------------------------------------------------------------------
+
+
+def longest_chain(imports: Mapping[str, set[str]]) -> list[str]:
+    """The longest path through a graph of imports; modules that import each other are refused."""
+    chains: dict[str, list[str]] = {}
+
+    def chain(module: str, above: tuple[str, ...]) -> list[str]:
+        assert module not in above, f"modules import each other: {[*above, module]}"
+        if module not in chains:
+            below = [chain(other, (*above, module)) for other in sorted(imports[module])]
+            chains[module] = [module, *max(below, key=len, default=[])]
+        return chains[module]
+
+    return max((chain(module, ()) for module in sorted(imports)), key=len)
+
+
+def test_the_longest_chain_of_imports_is_short() -> None:
+    graph = grimp.build_graph("subprune", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
+    longest = longest_chain(imports)
+    assert len(longest) <= LONGEST_CHAIN, (
+        f"{len(longest)} modules import one another in a row, at most {LONGEST_CHAIN} may: "
+        f"{' > '.join(longest)}. Split one that brings more than its users need, or import a type "
+        "under TYPE_CHECKING"
+    )
+
+
+def test_chains_are_measured() -> None:
+    assert longest_chain({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == ["a", "b", "c"]
+    with pytest.raises(AssertionError, match="import each other"):
+        longest_chain({"a": {"b"}, "b": {"a"}})
+
+
+# ---- lines -----------------------------------------------------------------------------------
+
+
+def long_lines(text: str) -> int:
+    return sum(len(line) > LONG_LINE for line in text.splitlines())
+
+
+def test_few_lines_are_long() -> None:
+    texts = {f"{f}/{path}": text for f in FOLDERS for path, text in sources(ROOT / f)}
+    lines = sum(len(text.splitlines()) for text in texts.values())
+    long = {path: long_lines(text) for path, text in texts.items()}
+    share = sum(long.values()) / lines
+    worst = sorted(long, key=lambda path: -long[path])[:5]
+    assert share < MOST_LONG_LINES, (
+        f"{share:.1%} of all lines have more than {LONG_LINE} characters, {MOST_LONG_LINES:.0%} "
+        f"is too many; most of them are in {worst}"
+    )
+
+
+def test_a_long_line_is_counted() -> None:
+    assert long_lines("x" * 100 + "\n" + "x" * 101) == 1
