@@ -28,7 +28,7 @@ from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
-from subprune.statistics.targets import TARGETS, Patches, Target, TargetName
+from subprune.statistics.targets import TARGETS, Asymmetric, Patches, Target, TargetName
 from subprune.structure.choose import as_items
 
 __all__ = ["GOALS", "OPTIONS", "GuaranteeOptions", "Options"]
@@ -311,7 +311,7 @@ class Options:
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
             tuned(fit, ridge=self.ridge, folds=self.folds),
-            drift=self.drift,
+            drift=Asymmetric() if self.drift else None,
             name=row.name,
         )
 

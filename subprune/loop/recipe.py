@@ -25,8 +25,8 @@ class Recipe:
     target: Target
     selector: Selector
     fit: Fit
-    # Whether layers are refitted whose inputs change though none of them is cut.
-    drift: bool = False
+    # What layers should give whose inputs change though none of them is cut; None: they stay.
+    drift: Target | None = None
     name: str = ""  # of the method it comes from, for messages
 
     @property

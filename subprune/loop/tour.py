@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
-from subprune.fit.fit import Work
 from subprune.loop.drift import drifting, station
 from subprune.program import parallel
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
-from subprune.statistics.targets import Asymmetric
 
 if TYPE_CHECKING:
-    from subprune.fit.fit import Fit, Tensors
+    from collections.abc import Callable
+
+    from subprune.fit.fit import Tensors
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
+
+    Refit = Callable[[Place, Sequence[Tensors]], list[Tensors]]
 
 __all__ = ["Tour", "in_order", "switched_off"]
 
@@ -37,7 +39,7 @@ class Tour:
 
     pruned: whether anybody looks at the activations of the model pruned so far; otherwise only its
     tensors are kept up to date. renew: whether BatchNorm statistics are re-estimated on the way.
-    drift: how layers are refitted whose inputs change though none of them is cut; None: not at all.
+    refit: what fits a layer whose inputs change though none of them is cut; None: none is fitted.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Tour:
         pruned: bool,
         renew: bool = False,
         seed: int = 0,
-        drift: Fit | None = None,
+        refit: Refit | None = None,
     ) -> None:
         self.dense, self.current = calibration.start(), calibration.start()
         self.pruned, self.seed = pruned, seed
@@ -61,9 +63,9 @@ class Tour:
         self._past_current = Passage(self.current, groups)
         self._undecided = {g.name: g for g in groups}
         self._removed: dict[int, Tensor] = {}
-        self._drift = drift
+        self._refit = refit
         structure = calibration.structure
-        waiting = [] if drift is None else drifting(structure, groups)
+        waiting = [] if refit is None else drifting(structure, groups)
         self._stations = deque(station(structure, consumer) for consumer in waiting)
         self.refitted: list[str] = []  # layers that were refitted though none of their inputs went
 
@@ -100,11 +102,8 @@ class Tour:
             place = Place(
                 group=layer, current=self.current.fork(), dense=self.dense.fork(), seed=self.seed
             )
-            gathered = Asymmetric().gather(place)
-            assert self._drift is not None
-            models = [dict(tensors) for tensors in self.models]
-            self._drift.apply(Work(group=layer, kept=(), gathered=gathered), models)
-            self._take_over(models)
+            assert self._refit is not None
+            self._take_over(self._refit(place, self.models))
             self.refitted.append(layer.name)
 
     def _take_over(self, models: Sequence[Tensors]) -> None:

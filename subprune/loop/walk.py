@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
     from subprune.program.program import Override, Program
     from subprune.select.selector import Setting
+    from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
+    from subprune.statistics.targets import Target
 
 __all__ = ["Walk", "alone", "walk"]
 
@@ -57,8 +59,8 @@ def walk(
     """
     calibration, groups = setting.calibration, setting.groups
     pruned = recipe.target.sees_pruned
-    drift = recipe.fit if recipe.drift else None
-    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed, drift=drift)
+    refit = None if recipe.drift is None else functools.partial(_refitted, recipe.fit, recipe.drift)
+    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed, refit=refit)
     plans: dict[str, GroupPlan] = {}
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
@@ -111,6 +113,13 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
         seconds=visit.seconds + time.perf_counter() - started,
         shapes=before,
     )
+
+
+def _refitted(fit: Fit, target: Target, place: Place, models: Sequence[Tensors]) -> list[Tensors]:
+    """Models with new weights for a layer that loses no input."""
+    new = [dict(tensors) for tensors in models]
+    fit.apply(Work(group=place.group, kept=(), gathered=target.gather(place)), new)
+    return new
 
 
 def _fitted(
