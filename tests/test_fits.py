@@ -100,3 +100,40 @@ def test_every_fit_serves_every_layer(fit: str, conv: str) -> None:
     result = subprune.prune(model, x, keep=0.5, fit=fit, **QUIET)
     assert result.plan.counts == {"0": 2 if conv == "grouped" else 4}  # in pairs
     assert torch.isfinite(outputs(result.model, x)).all()
+
+
+class TwoReaders(nn.Module):
+    """Two layers that add the same bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.read_a = nn.Linear(6, 12), nn.Linear(12, 4)
+        self.b, self.read_b = nn.Linear(4, 12), nn.Linear(12, 4)
+        self.read_b.bias = self.read_a.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.read_a(torch.relu(self.a(x) + 1))
+        return self.read_b(torch.relu(self.b(y) + 1))
+
+
+class Factors(nn.Module):
+    """A bias that is added twice over, and one for all outputs."""
+
+    def __init__(self, bias: int, beta: float) -> None:
+        super().__init__()
+        self.a, self.beta = nn.Linear(6, 12), beta
+        self.weight, self.bias = (nn.Parameter(torch.randn(*s)) for s in ((12, 4), (bias,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, torch.relu(self.a(x)), self.weight, beta=self.beta)
+
+
+@pytest.mark.parametrize("make", [TwoReaders, lambda: Factors(4, 2.0), lambda: Factors(1, 1.0)])
+def test_a_bias_that_is_not_a_layers_own_is_left_alone(make: Any) -> None:
+    torch.manual_seed(3)
+    model, x = make().double(), torch.randn(200, 6, dtype=torch.float64)
+    results = [
+        subprune.prune(model, x, keep=0.5, fit=fit, **QUIET) for fit in ("ridge", "affine")
+    ]
+    for a, b in zip(results[0].model.parameters(), results[1].model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
