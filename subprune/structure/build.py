@@ -188,7 +188,9 @@ class Builder:
         program = self.flow.program
         if use.bias is None or use.bias in self.tied or self.readers[program.tensors[use.bias]] > 1:
             return None
-        factors = [argument(program.ops[use.op], f) for f in ("alpha", "beta") if use.product.addend]
+        factors = [
+            argument(program.ops[use.op], f) for f in ("alpha", "beta") if use.product.addend
+        ]
         outputs = program.values[use.output].shape[use.product.output]
         whole = program.values[program.tensors[use.bias]].shape == (outputs,)
         return use.bias if whole and all(f == 1 for f in factors) else None
