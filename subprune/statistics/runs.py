@@ -174,7 +174,7 @@ class Passage:
 
     def go_to(self, group: Group) -> Run | None:
         """Advance to the group's first consumer; the run at the group's first layer, if it changes
-        norms.
+        norms. A group is gone to once: its mark, which holds activations, is then given away.
         """
         stop = min(c.use.op for c in group.consumers)
         for other in self._narrowing:
@@ -182,4 +182,5 @@ class Passage:
                 self.run.advance(other.first_op)
                 self._marks[other.name] = self.run.fork()
         self.run.advance(stop)
-        return self._marks.get(group.name)
+        self._narrowing = [g for g in self._narrowing if g.name != group.name]
+        return self._marks.pop(group.name, None)
