@@ -186,4 +186,4 @@ def tuned(part: Part, **knobs: object) -> Part:
         if name not in known:
             why = f"{{{name}=}} has no effect with {part.role} {part.name!r}; omit it"
             raise OptionError(Message(why, **{name: value}))
-    return replace(part, **given)
+    return replace(part, **given) if given else part

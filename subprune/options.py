@@ -300,6 +300,7 @@ class Options:
             tuned(selector, epsilon=self.epsilon),
             tuned(fit, ridge=self.ridge, folds=self.folds),
             row.name,
+            named=selector is row.selector,
         )
 
     @property

@@ -19,12 +19,13 @@ class Recipe:
     target: Target
     selector: Selector
     fit: Fit
-    name: str = ""  # of the method it comes from, for messages
+    name: str = ""  # of the method it comes from
+    named: bool = True  # whether the selector is that method's own, for messages
 
     @property
     def who(self) -> str:
         """For messages."""
-        if self.name:
+        if self.name and self.named:
             return Message("{method=}", method=self.name)
         return f"selector {self.selector.name!r}"
 
