@@ -71,15 +71,9 @@ class Result:
     def _check_same(self, found: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
-        own = {
-            "target": plan.target,
-            "data": plan.data,
-            "patches": plan.options.get("patches", "all"),
-        }
-        if own["patches"] == "random":
+        own = {"target": plan.target, "data": plan.data, "selection": plan.selection}
+        if found.patches == "random":
             own["seed"] = plan.options.get("seed", 0)
-        if own["target"] != "layer":
-            own["ridge"] = plan.options.get("ridge", 0.0)
         differing = [
             f"{name}={getattr(found, name)!r} there, {x!r} here"
             for name, x in own.items()
@@ -93,7 +87,7 @@ class Result:
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute them with the same "
-                "data, n_samples, patches, ridge, seed and target, and with budgets=result.plan.counts"
+                "data, n_samples, patches, fit, ridge, folds, seed and target, and with budgets=result.plan.counts"
             )
 
 
@@ -135,6 +129,7 @@ def make_result(
         inputs=describe_inputs(first.inputs),
         eager=eager,
         data=data,
+        selection=options.recipe.selection,
         unbounded=options.unbounded,
     )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))

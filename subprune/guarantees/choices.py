@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from subprune.errors import OptionError
-from subprune.fit.fits import FITS
+from subprune.fit.fit import Fit
+from subprune.fit.fits import FITS, FitName
 from subprune.keywords import check_kind, option, options_of, same
 from subprune.loop.recipe import Recipe
 from subprune.messages import Message
@@ -36,6 +37,7 @@ class GuaranteeOptions:
     only: Any = same(Options, "only")
     ignore: Any = same(Options, "ignore")
     patches: Patches = same(Options, "patches")
+    fit: FitName | Fit | None = same(Options, "fit")
     ridge: float | None = same(Options, "ridge")
     folds: int | None = same(Options, "folds")
     n_samples: int | None = same(Options, "n_samples")
@@ -51,6 +53,7 @@ class GuaranteeOptions:
     def __post_init__(self) -> None:
         for o in options_of(GuaranteeOptions).values():
             check_kind(o, getattr(self, o.name))
+            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
         _ = self.recipe  # refuses values that its parts do not take
         if self.target != "layer" and self.budgets is None and len(self.shares) != 1:
             why = "{target=} prunes on the way: give one share, as in {keep=}, or {budgets=}"
@@ -59,7 +62,8 @@ class GuaranteeOptions:
     @property
     def recipe(self) -> Recipe:
         """Plain greedy on the target; folds also say where random patches are taken."""
-        fit = tuned(FITS[DEFAULT_FIT], ridge=self.ridge, folds=self.folds)
+        own = self.fit if isinstance(self.fit, Fit) else FITS[DEFAULT_FIT]
+        fit = tuned(own, ridge=self.ridge, folds=self.folds)
         return Recipe(tuned(TARGETS[self.target], patches=self.patches), Greedy(), fit)
 
     @property

@@ -40,6 +40,14 @@ class Recipe:
             return f"units are chosen by {self.selector}"
         return "" if self.fit.bounded else f"weights are left to {self.fit}"
 
+    @property
+    def selection(self) -> str:
+        """What greedy selection depends on beside inputs, seed and numbers of units, as text."""
+        if self.target.sees_pruned:  # at layers that were fitted before
+            return f"{self.target}, {self.fit}"
+        sampled = self.target.patches == "random"  # fold by fold
+        return f"{self.target}, {self.fit.parts} folds" if sampled else f"{self.target}"
+
     def on_dense(self, clip: float | None = None) -> Recipe:
         """The same for a look at the dense model alone, with all units of a group ranked."""
         target = Layer(patches=self.target.patches, clip=clip)
