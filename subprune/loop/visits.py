@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from subprune.errors import OptionError
 from subprune.loop.recipe import Recipe
 from subprune.loop.tour import Tour, in_order
 from subprune.program import parallel
@@ -123,6 +124,11 @@ def _begun(
     def rank() -> tuple[Ranking, float]:
         begun = time.perf_counter()
         ranking = selector.rank(view)
+        if k is None and len(ranking.order) < group.n_units:
+            raise OptionError(
+                f"{recipe.who} ranked {len(ranking.order)} of {group.n_units} units of group "
+                f"{group.name!r}; where view.k is None, a method must rank all of them"
+            )
         return ranking, time.perf_counter() - begun
 
     seconds = time.perf_counter() - started
