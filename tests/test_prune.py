@@ -394,5 +394,6 @@ def test_a_run_keeps_no_way_back_past_groups_that_are_decided() -> None:
     passage = Passage(calibration.start(), groups)
     for group in groups:
         mark = passage.go_to(group)
-        assert mark is not None and mark.position == group.first_op
+        assert mark is not None
+        assert mark.position == group.first_op
         assert not passage._marks
