@@ -137,4 +137,4 @@ def tuned(part: Part, **knobs: object) -> Part:
         if name not in known:
             why = f"{{{name}=}} has no effect with {part.role} {part.name!r}; omit it"
             raise OptionError(Message(why, **{name: value}))
-    return replace(part, **turned)
+    return replace(part, **turned) if turned else part

@@ -313,6 +313,7 @@ class Options:
             tuned(fit, ridge=self.ridge, folds=self.folds),
             drift=Asymmetric() if self.drift else None,
             name=row.name,
+            named=selector is row.selector,
         )
 
     @property
@@ -502,8 +503,10 @@ class GuaranteeOptions:
     only: Any = same(Options, "only")
     ignore: Any = same(Options, "ignore")
     patches: Patches = same(Options, "patches")
+    fit: FitName | Fit | None = same(Options, "fit")
     ridge: float | None = same(Options, "ridge")
     folds: int | None = same(Options, "folds")
+    drift: bool = same(Options, "drift")
     n_samples: int | None = same(Options, "n_samples")
     forward: Callable[[Any], Any] | None = same(Options, "forward")
     seed: int = same(Options, "seed")
@@ -517,6 +520,7 @@ class GuaranteeOptions:
     def __post_init__(self) -> None:
         for o in options_of(GuaranteeOptions).values():
             check_kind(o, getattr(self, o.name))
+            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
         _ = self.recipe  # refuses values that its parts do not take
         if self.target != "layer" and self.budgets is None and len(self.shares) != 1:
             why = "{target=} prunes on the way: give one share, as in {keep=}, or {budgets=}"
@@ -525,8 +529,10 @@ class GuaranteeOptions:
     @property
     def recipe(self) -> Recipe:
         """Plain greedy on the target; folds also say where random patches are taken."""
-        fit = tuned(FITS[DEFAULT_FIT], ridge=self.ridge, folds=self.folds)
-        return Recipe(tuned(TARGETS[self.target], patches=self.patches), Greedy(), fit)
+        given = self.fit if isinstance(self.fit, Fit) else FITS[DEFAULT_FIT]
+        fit = tuned(given, ridge=self.ridge, folds=self.folds)
+        target = tuned(TARGETS[self.target], patches=self.patches)
+        return Recipe(target, Greedy(), fit, drift=Asymmetric() if self.drift else None)
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -51,6 +51,7 @@ class Plan:
     # whether widths that hand-written modules keep about themselves were changed too
     eager: bool = False
     data: str = ""  # fingerprint of the calibration inputs
+    selection: str = ""  # the target, and where it looks at pruned layers the fit, with their knobs
     unbounded: str = ""  # why the bounds of the paper do not speak of it; empty if they do
 
     @property

@@ -69,15 +69,9 @@ class Result:
     def _check_same(self, found: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
-        expected = {
-            "target": plan.target,
-            "data": plan.data,
-            "patches": plan.options.get("patches", "all"),
-        }
-        if expected["patches"] == "random":
+        expected = {"target": plan.target, "data": plan.data, "selection": plan.selection}
+        if found.patches == "random":
             expected["seed"] = plan.options.get("seed", 0)
-        if expected["target"] != "layer":
-            expected["ridge"] = plan.options.get("ridge", 0.0)
         differing = [
             f"{name}={getattr(found, name)!r} there, {x!r} here"
             for name, x in expected.items()
@@ -91,8 +85,8 @@ class Result:
         if differing:
             raise OptionError(
                 f"the guarantees are about another selection ({'; '.join(differing)}): compute "
-                "them with the same data, n_samples, patches, ridge, seed and target, and with "
-                "budgets=result.plan.counts"
+                "them with the same data, n_samples, patches, fit, ridge, folds, drift, seed and "
+                "target, and with budgets=result.plan.counts"
             )
 
 
@@ -121,6 +115,7 @@ def make_result(
         inputs=describe_inputs(first.inputs),
         eager=eager,
         data=data,
+        selection=options.recipe.selection,
         unbounded=options.unbounded,
     )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))

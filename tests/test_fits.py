@@ -100,3 +100,70 @@ def test_every_fit_serves_every_layer(fit: str, conv: str) -> None:
     result = subprune.prune(model, x, keep=0.5, fit=fit, **QUIET)
     assert result.plan.counts == {"0": 2 if conv == "grouped" else 4}  # in pairs
     assert torch.isfinite(outputs(result.model, x)).all()
+
+
+class TwoReaders(nn.Module):
+    """Two layers that add the same bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.read_a = nn.Linear(6, 12), nn.Linear(12, 4)
+        self.b, self.read_b = nn.Linear(4, 12), nn.Linear(12, 4)
+        self.read_b.bias = self.read_a.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.read_a(torch.relu(self.a(x) + 1))
+        return self.read_b(torch.relu(self.b(y) + 1))
+
+
+class Factors(nn.Module):
+    """A bias that is added twice over, and one for all outputs."""
+
+    def __init__(self, bias: int, beta: float) -> None:
+        super().__init__()
+        self.a, self.beta = nn.Linear(6, 12), beta
+        self.weight, self.bias = (nn.Parameter(torch.randn(*s)) for s in ((12, 4), (bias,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, torch.relu(self.a(x)), self.weight, beta=self.beta)
+
+
+@pytest.mark.parametrize("make", [TwoReaders, lambda: Factors(4, 2.0), lambda: Factors(1, 1.0)])
+def test_a_bias_that_is_not_a_layers_own_is_left_alone(make: Any) -> None:
+    torch.manual_seed(3)
+    model, x = make().double(), torch.randn(200, 6, dtype=torch.float64)
+    results = [subprune.prune(model, x, keep=0.5, fit=fit, **QUIET) for fit in ("ridge", "affine")]
+    for a, b in zip(results[0].model.parameters(), results[1].model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Joined(nn.Module):
+    """One layer that reads two groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(6, 12), nn.Linear(6, 12), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.cat([torch.relu(self.a(x) + 1), torch.relu(self.b(x) + 1)], 1))
+
+
+@pytest.mark.parametrize("target", ["layer", "sequential", "asymmetric"])
+def test_the_constant_of_a_layer_that_reads_two_groups_counts_once(target: Any) -> None:
+    torch.manual_seed(3)
+    model, x = Joined().double(), torch.randn(200, 6, dtype=torch.float64)
+    result = subprune.prune(model, x, keep=0.4, fit="affine", ridge=0, target=target, **QUIET)
+    left = outputs(model, x) - outputs(result.model, x)
+    assert float(left.mean(0).abs().max()) < 1e-9
+
+
+def test_versions_of_a_layer_that_reads_two_groups_have_its_constant_once() -> None:
+    torch.manual_seed(3)
+    model, x = Joined().double(), torch.randn(200, 6, dtype=torch.float64)
+    kinds = ("ridge", "affine")
+    errors = [
+        subprune.prune(model, x, keep=0.4, fit=fit, target="sequential", **QUIET).report.held_out
+        for fit in kinds
+    ]
+    plain, affine = (e.output_change for e in errors if e is not None)
+    assert affine < 1.2 * plain

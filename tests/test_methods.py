@@ -18,7 +18,7 @@ from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
 from subprune.loop.looks import curves
 from subprune.methods import METHODS
-from subprune.select.selector import View, order_by
+from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics import place
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.targets import Asymmetric, Layer, Target
@@ -298,3 +298,27 @@ def test_curves_end_where_nothing_is_lost(method: str) -> None:
         assert curve.errors[0] == 1
         assert curve.errors[-1] < 1e-9
         assert (curve.errors.diff() <= 0).all()
+
+
+def test_messages_name_the_selector_that_was_given() -> None:
+    model, data = PLAIN.build(), [x for x, _ in PLAIN.data(1, 12)]
+    with pytest.raises(DataError, match=r"^selector 'act-grad' needs labels"):
+        subprune.prune(model, data, selector="act-grad", budgets=PLAIN.keep, progress=False)
+
+
+def test_a_part_that_is_no_dataclass_is_used_as_it_is() -> None:
+    class Backwards(Selector):
+        name = "backwards"
+
+        def __init__(self, first: int) -> None:
+            object.__setattr__(self, "first", first)
+
+        def rank(self, view: View) -> Ranking:
+            start = vars(self)["first"]
+            return Ranking(tuple((start - u) % view.n_units for u in range(view.n_units)))
+
+    model, data = PLAIN.build(), PLAIN.data(1, 12)
+    given = Backwards(2)
+    result = subprune.prune(model, data, selector=given, budgets=PLAIN.keep, progress=False)
+    for group in result.plan.groups:
+        assert group.order[:3] == (2, 1, 0)

@@ -14,7 +14,10 @@ import subprune
 from subprune.cutting.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
+from subprune.loop.tour import in_order
 from subprune.program.record import as_inputs
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.runs import Passage
 from subprune.structure.analysis import find_groups
 from subprune.zoo.datasets import load
 from subprune.zoo.evaluation import count_correct
@@ -377,3 +380,20 @@ def test_progress_callback_sees_every_step(lenet: nn.Module, images: Tensor) -> 
     # 3 before groups are known, 4 curves, 4 groups, 3 after, done
     assert [s.done for s in steps] == list(range(15))
     assert {s.total for s in steps[3:]} == {14}
+
+
+def test_a_run_keeps_no_way_back_past_groups_that_are_decided() -> None:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(1, 4), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    calibration = Calibration.of(model, batches(torch.randn(8, 4, 6, 6), model, None))
+    groups = in_order([g for g in calibration.structure.groups if g.narrowings])
+    assert len(groups) == 4
+    passage = Passage(calibration.start(), groups)
+    for group in groups:
+        mark = passage.go_to(group)
+        assert mark is not None
+        assert mark.position == group.first_op
+        assert not passage._marks

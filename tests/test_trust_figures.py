@@ -26,6 +26,7 @@ from subprune.budget.accuracy import accuracy_curves
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, batches
 from subprune.errors import BudgetError, DataError, OptionError
+from subprune.fit.ridge import Ridge
 from subprune.guarantees import guarantees
 from subprune.measure.answers import read, read_program
 from subprune.measure.compare import Comparison, compare
@@ -37,6 +38,7 @@ from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
 from subprune.report.figures import Report
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.targets import Layer
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 
@@ -804,3 +806,28 @@ def test_bounds_are_refused_for_what_was_not_selected_that_way(
     with pytest.raises(OptionError, match=f"bounds are proven for plain greedy .*{re.escape(why)}"):
         result.with_guarantees(proven)
     assert html.escape(why) in result.report.to_html()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fit": "affine"},
+        {"fit": Ridge(ridge=0.01, folds=2)},
+        {"target": Layer(clip=2.0)},
+        {"target": Layer(patches="random")},
+    ],
+    ids=str,
+)
+def test_guarantees_know_parts_from_others_of_their_name(
+    pictures: tuple[nn.Module, Tensor], options: dict[str, Any]
+) -> None:
+    result = subprune.prune(*pictures, keep=0.5, **options, **QUIET)
+    same = {"target": result.plan.target, "budgets": result.plan.counts, "progress": False}
+    with pytest.raises(OptionError, match="are about another selection"):
+        result.with_guarantees(guarantees(*pictures, **same))
+    if "fit" in options:
+        proven = guarantees(*pictures, **same, **options)
+        for line, group in zip(
+            result.with_guarantees(proven).report.guarantees, result.plan.groups, strict=True
+        ):
+            assert line.error == pytest.approx(group.errors[line.k], rel=1e-3)

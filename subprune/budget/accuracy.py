@@ -67,7 +67,8 @@ class EqualAgreement(Allocator):
         cache = None
         if demand.cache is not None:
             setting, names = demand.setting, [g.name for g in demand.groups]
-            key = (demand.recipe.on_dense(), self.labels, names, setting.seed)
+            recipe = demand.recipe.on_dense()
+            key = (recipe, recipe.selector.version, self.labels, names, setting.seed)
             pool = [] if setting.pool is None else [setting.pool]
             cache = Cache(demand.cache, *key, demand.calibration, verification, *pool)
         return accuracy_curves(

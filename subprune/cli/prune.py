@@ -143,7 +143,7 @@ def _guaranteed(result: Result, net: Any, choice: DataChoice, progress: bool | N
 
     watch = Stopwatch()
     plan = result.plan
-    names = ("patches", "seed", "n_samples", "ridge", "folds")
+    names = ("patches", "seed", "n_samples", "fit", "ridge", "folds", "drift")
     same: dict[str, Any] = {name: plan.options[name] for name in names}
     same["target"] = plan.target
     try:

@@ -13,7 +13,7 @@ from subprune.fit.cross_fit import Fitted, cross_fit
 from subprune.fit.ridge import Ridge
 
 if TYPE_CHECKING:
-    from subprune.fit.fit import Tensors
+    from subprune.fit.fit import Tensors, Work
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.statistics import Statistics
     from subprune.structure.groups import Consumer
@@ -43,13 +43,20 @@ class Affine(Ridge):
         intercept = consumer.use.bias is not None
         return cross_fit(folded, whole, kept, old, self.strengths(), intercept)
 
-    def write(self, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]) -> None:
-        """Put new weights and biases into the model and its versions."""
-        super().write(consumer, models, fits)
+    def write(
+        self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
+    ) -> None:
+        """Put new weights and biases into the model and its versions.
+
+        The constant is added to the bias that goes with the target: the present one may have been
+        fitted already, with another group that the layer reads.
+        """
+        super().write(work, consumer, models, fits)
         name = consumer.use.bias
         if name is None:
             return
+        old = work.gathered.tensors.get(name, models[0][name])
         for i, tensors in enumerate(models):
             shifts = [f.shift if i == 0 else f.shifts[i - 1] for f in fits]
             change = torch.cat([s for s in shifts if s is not None])  # [outputs]
-            tensors[name] = (tensors[name].double() + change).to(tensors[name])
+            tensors[name] = (old.double() + change).to(old)

@@ -63,7 +63,7 @@ class LeastSquares(Fit):
                 self.block(consumer, folded, whole, work.kept, weight)
                 for (folded, whole), weight in zip(blocks, old, strict=True)
             ]
-            self.write(consumer, models, own)
+            self.write(work, consumer, models, own)
             fits += own
         return together(fits)
 
@@ -78,7 +78,9 @@ class LeastSquares(Fit):
         """One block of a consumer; old: [d, m], its present weights."""
         return cross_fit(folded, whole, kept, old, self.strengths())
 
-    def write(self, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]) -> None:
+    def write(
+        self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
+    ) -> None:
         """Put new weights, one for each block, into the model and its versions."""
         for i, tensors in enumerate(models):
             new = [f.weight if i == 0 else f.versions[i - 1] for f in fits]

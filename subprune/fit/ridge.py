@@ -30,6 +30,8 @@ class Ridge(LeastSquares):
         if ridge is not None and not (is_number and 0 <= ridge < inf):
             allowed = "None, which chooses it, or a number of at least 0 (0.01 is strong)"
             raise OptionError(must_be("ridge", allowed, ridge))
+        if ridge is not None:
+            object.__setattr__(self, "ridge", float(ridge))
 
     @property
     def parts(self) -> int:

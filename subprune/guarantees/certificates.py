@@ -211,6 +211,7 @@ class Guarantees:
     seed: int = 0  # of the random patches
     data: str = ""  # fingerprint of the inputs
     ridge: float | None = 0.0  # of the fits on the way
+    selection: str = ""  # the target, and where it looks at pruned layers the fit, with their knobs
 
     def __getitem__(self, name: str) -> GroupGuarantee:
         for group in self.groups:
@@ -289,8 +290,8 @@ def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guaran
     The options that `prune` has too mean what they mean there. Errors and bounds are given for the
     shares of units `keep`, or for ``budgets={"conv1": 3}``, which may name residual streams too.
     ``target="layer"`` looks at the dense model; "sequential" and "asymmetric" prune group after
-    group on the way, and so need one share, or budgets; `ridge` and `folds` say how the groups
-    before are fitted, and the bounds themselves are about plain fits. ``patches="random"`` sees
+    group on the way, and so need one share, or budgets; `fit`, `ridge` and `folds` say how the
+    groups before are fitted, and the bounds themselves are about plain fits. ``patches="random"`` sees
     each image at as many random patches as the kernel has positions, with the same `seed` at the
     same ones as `prune`.
 
@@ -323,7 +324,14 @@ def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guaran
         tick.enter("bounds")
         proven = _look(setting, options.recipe, wanted, tick)
     return Guarantees(
-        options.target, options.patches, samples, proven, options.seed, digest, options.ridge
+        options.target,
+        options.patches,
+        samples,
+        proven,
+        options.seed,
+        digest,
+        options.ridge,
+        options.recipe.selection,
     )
 
 

@@ -27,12 +27,13 @@ class Recipe:
     fit: Fit
     # What layers should give whose inputs change though none of them is cut; None: they stay.
     drift: Target | None = None
-    name: str = ""  # of the method it comes from, for messages
+    name: str = ""  # of the method it comes from
+    named: bool = True  # whether the selector is that method's own, for messages
 
     @property
     def who(self) -> str:
         """For messages."""
-        if self.name:
+        if self.name and self.named:
             return Message("{method=}", method=self.name)
         return f"selector {self.selector.name!r}"
 
@@ -46,6 +47,14 @@ class Recipe:
         if not self.selector.bounded:
             return f"units are chosen by {self.selector}"
         return "" if self.fit.bounded else f"weights are left to {self.fit}"
+
+    @property
+    def selection(self) -> str:
+        """What greedy selection depends on beside inputs, seed and numbers of units, as text."""
+        if self.target.sees_pruned:  # at layers that were fitted before
+            return f"{self.target}, {self.fit}, drift {self.drift}"
+        sampled = self.target.patches == "random"  # fold by fold
+        return f"{self.target}, {self.fit.parts} folds" if sampled else f"{self.target}"
 
     def on_dense(self, clip: float | None = None) -> Recipe:
         """The same for a look at the dense model alone, with all units of a group ranked."""

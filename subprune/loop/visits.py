@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from subprune.errors import OptionError
 from subprune.loop.tour import Tour, in_order
 from subprune.program import parallel
 from subprune.select.selector import Ranking, Setting, View
@@ -126,6 +127,11 @@ def _begun(
     def rank() -> tuple[Ranking, float]:
         begun = time.perf_counter()
         ranking = selector.rank(view)
+        if k is None and len(ranking.order) < group.n_units:
+            raise OptionError(
+                f"{recipe.who} ranked {len(ranking.order)} of {group.n_units} units of group "
+                f"{group.name!r}; where view.k is None, a method must rank all of them"
+            )
         return ranking, time.perf_counter() - begun
 
     seconds = time.perf_counter() - started

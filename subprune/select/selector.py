@@ -4,6 +4,8 @@ and says what it needs for it.
 
 from __future__ import annotations
 
+import hashlib
+import marshal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,9 +138,14 @@ class Selector(ABC):
         """Whether its scores can be compared between groups."""
         return False
 
+    @property
+    def version(self) -> str:
+        """What its repr does not tell of it: curves on disk are kept apart by both."""
+        return ""
+
     @abstractmethod
     def rank(self, view: View) -> Ranking:
-        """The units, best first: all of them, or at least `view.k`."""
+        """The units, best first: at least `view.k` of them, all where that is not known yet."""
 
     def whole(self) -> Selector:
         """The selector that ranks all units where no budget is known yet."""
@@ -204,6 +211,16 @@ class Function(Selector):
     def comparable(self) -> bool:
         """Known only from what it returns."""
         return True
+
+    @property
+    def version(self) -> str:
+        """The function's code, and the values it was made with."""
+        code = getattr(self.function, "__code__", None)
+        if code is None:
+            return repr(self.function)
+        held = [c.cell_contents for c in getattr(self.function, "__closure__", None) or ()]
+        made = f"{getattr(self.function, '__defaults__', None)!r}{held!r}"
+        return hashlib.sha256(marshal.dumps(code, 2) + made.encode()).hexdigest()
 
     def rank(self, view: View) -> Ranking:
         """What the function returned, as a checked ranking."""

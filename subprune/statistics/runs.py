@@ -178,10 +178,11 @@ class Passage:
 
     def go_to(self, group: Group) -> Run | None:
         """Advance to the group's first consumer; the run at the group's first layer, if it changes
-        norms.
+        norms. A group is gone to once: its mark, which holds activations, is then given away.
         """
         self.advance(min(c.use.op for c in group.consumers))
-        return self._marks.get(group.name)
+        self._narrowing = [g for g in self._narrowing if g.name != group.name]
+        return self._marks.pop(group.name, None)
 
     def advance(self, stop: int) -> None:
         """Advance to an operation, marking the run wherever it must come back to."""

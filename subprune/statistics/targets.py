@@ -156,7 +156,8 @@ def _gathered(
         weight = consumer_weight(consumer, place.current.tensors) if own_weights else None
         blocks += _blocks(collectors[op], weight, place.removed.get(op))
     whole = tuple(block.whole() for block in blocks)
-    return Gathered(blocks=tuple(blocks), statistics=whole, passed=passed)
+    aim = place.current if own_weights else place.dense
+    return Gathered(blocks=tuple(blocks), statistics=whole, tensors=aim.tensors, passed=passed)
 
 
 def _blocks(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from subprune.program.ops import belongs
+from subprune.program.ops import argument, belongs
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
 
 if TYPE_CHECKING:
@@ -192,7 +192,20 @@ class Builder:
         if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
             units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)
-        return Consumer(name, use, units, self._obstacle(use))
+        own = replace(use, bias=self._own_bias(use))
+        return Consumer(name, own, units, self._obstacle(use))
+
+    def _own_bias(self, use: Use) -> str | None:
+        """The bias, if it is added once, as it is, and to this layer's outputs alone."""
+        program = self.flow.program
+        if use.bias is None or use.bias in self.tied or self.readers[program.tensors[use.bias]] > 1:
+            return None
+        factors = [
+            argument(program.ops[use.op], f) for f in ("alpha", "beta") if use.product.addend
+        ]
+        outputs = program.values[use.output].shape[use.product.output]
+        whole = program.values[program.tensors[use.bias]].shape == (outputs,)
+        return use.bias if whole and all(f == 1 for f in factors) else None
 
     def _obstacle(self, use: Use) -> str:
         """Why least squares cannot rewrite the weight; empty if it can."""

@@ -48,7 +48,7 @@ class Use:
     weight: str
     weight_value: int  # value id of what is multiplied, the parameter or a view of it
     order: tuple[int, ...]  # dimension of the parameter that each dimension of that value is
-    bias: str | None
+    bias: str | None  # that is added to the outputs; a consumer's: one that no other layer adds
     input: int  # value id of the activation
     output: int  # value id of the result
     groups: int = 1  # of a grouped convolution
