@@ -48,6 +48,8 @@ def methods(
                 "target": m.target.name,
                 "selector": m.selector.name,
                 "fit": m.fit.name,
+                "nested": m.selector.nested,
+                "bounds_apply": m.selector.bounded and m.fit.bounded,
                 "needs_labels": m.selector.needs_labels,
                 "needs_train_data": m.selector.needs_pool,
                 "allocate": m.allocate,

@@ -98,16 +98,28 @@ def _module(place: str) -> ModuleType:
         path = Path(place)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {place!r}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise ImportError(f"{place} is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)
-        spec.loader.exec_module(module)
-        return module
+        return _file_module(path)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return importlib.import_module(place)
+
+
+_FILES: dict[tuple[Path, int], ModuleType] = {}  # by place and time of the last change
+
+
+def _file_module(path: Path) -> ModuleType:
+    """A Python file as a module. It runs once, however often it is named: it may register methods."""
+    key = path.resolve(), path.stat().st_mtime_ns
+    if key in _FILES:
+        return _FILES[key]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    _FILES[key] = module
+    return module
 
 
 def call(item: Any, spec: str, option: str) -> Any:

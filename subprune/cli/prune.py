@@ -17,7 +17,7 @@ from subprune.api import prune as run
 from subprune.cli import options as o
 from subprune.cli.console import out, print_json, say
 from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.models import load_model
+from subprune.cli.models import find_callable, load_model
 from subprune.errors import OptionError, SubpruneError
 from subprune.files import write_atomic
 from subprune.io.storage import save
@@ -73,6 +73,8 @@ def prune(
     watch, shown = Stopwatch(), False if json else None
     choice = DataChoice(data, words["n_samples"], words["seed"], data_dir, resize, mean, std)
     keywords = o.read(words)
+    if ":" in model:
+        find_callable(model, "--model")  # its file may register methods and parts
     options = Options(**keywords)  # refused before anything is loaded
     why = options.unbounded
     if guarantees and why:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
@@ -46,7 +46,7 @@ class LeastSquares(Fit):
 
     def plain(self) -> Fit:
         """Without anything held out."""
-        return LeastSquares()
+        return replace(self, folds=None)
 
     def strengths(self) -> Sequence[float]:
         """The strengths of a ridge toward the old weights that are tried."""

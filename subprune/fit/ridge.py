@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import ClassVar
 
@@ -39,6 +39,10 @@ class Ridge(LeastSquares):
         if self.folds is not None:
             return self.folds
         return 1 if self.ridge == 0 else FOLDS
+
+    def plain(self) -> Ridge:
+        """With the strength given, or none: nothing is held out that could choose it."""
+        return replace(self, ridge=self.ridge or 0.0, folds=1)
 
     def strengths(self) -> Sequence[float]:
         """All that are tried, or the one given."""

@@ -60,17 +60,20 @@ def comparable_scores(
     setting: Setting, recipe: Recipe, *, tick: Tick = lambda group: None
 ) -> dict[str, Tensor]:
     """Scores of all units that can be compared between groups."""
+    without = OptionError(
+        Message(
+            "{allocate=} needs scores that can be compared between layers, and {who} has none; use "
+            "another rule, or one of the methods act-grad, weight-norm and random",
+            allocate="score",
+            who=recipe.who,
+        )
+    )
+    if not recipe.selector.comparable:
+        raise without
     scores: dict[str, Tensor] = {}
     needed = recipe.selector.needs_statistics
     for visit in looks(setting, recipe, statistics=needed, tick=tick):
-        if visit.ranking.scores is None:
-            raise OptionError(
-                Message(
-                    "{allocate=} needs scores that can be compared between layers, and {who} has "
-                    "none; use another rule, or one of act-grad, weight-norm, random",
-                    allocate="score",
-                    who=recipe.who,
-                )
-            )
+        if visit.ranking.scores is None:  # which a user's function shows only now
+            raise without
         scores[visit.group.name] = visit.ranking.scores
     return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subprune.errors import OptionError
@@ -39,7 +39,7 @@ class Greedy(Selector):
 
     def whole(self) -> Greedy:
         """Plain greedy, whose order serves every budget."""
-        return Greedy()
+        return replace(self, epsilon=None)
 
     def rank(self, view: View) -> Ranking:
         """The keep order with its error curve."""
