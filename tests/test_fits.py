@@ -167,3 +167,23 @@ def test_versions_of_a_layer_that_reads_two_groups_have_its_constant_once() -> N
     ]
     plain, affine = (e.output_change for e in errors if e is not None)
     assert affine < 1.2 * plain
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_growth_is_that_of_the_layers_that_had_weights(silent: int) -> None:
+    """Two layers read the group; one of them has weights of zero, in either order."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 12)
+            self.readers = nn.ModuleList(nn.Linear(12, 3) for _ in range(2))
+            nn.init.zeros_(self.readers[silent].weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.first(x))
+            return self.readers[0](hidden) + self.readers[1](hidden)
+
+    torch.manual_seed(0)
+    result = subprune.prune(Two(), torch.randn(80, 6), keep=0.5, **QUIET)
+    assert 0.1 < result.plan.groups[0].growth < 10

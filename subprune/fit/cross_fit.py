@@ -14,6 +14,7 @@ it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -162,12 +163,14 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
 
 def together(fits: Sequence[Fitted]) -> Figures:
     """What the fits of all consumers of a group say together."""
+    # A layer whose old weights are all zero grows by no number.
+    growths = [f.growth for f in fits if not math.isnan(f.growth)]
     total = sum(f.energy for f in fits)
     return Figures(
         error=sum(f.error * f.energy for f in fits) / total if total else 0.0,
         held_out=sum(f.held_out * f.energy for f in fits) / total if total else 0.0,
         ridge=tuple(f.ridge for f in fits),
-        growth=max(f.growth for f in fits),
+        growth=max(growths, default=float("nan")),
         rows=min(f.rows for f in fits),
         rank=sum(f.rank for f in fits),
         columns=sum(f.columns for f in fits),
