@@ -54,7 +54,7 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
             "batchnorm": "recalibrate",
         },
     }.items():
-        run = lambda options=options: subprune.prune(  # noqa: E731
+        run = lambda options=options: subprune.prune(  # noqa: E731  (bound in a loop)
             model,
             images,
             compression=compression,

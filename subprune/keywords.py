@@ -173,8 +173,16 @@ def _check_names(
         )
     for name in keywords:
         if name not in known and name not in ("model", "data"):
-            hint = closest(name, known)
+            hint = _ELSEWHERE.get(name) or closest(name, known)
             raise OptionError(f"unknown option {name!r}: {hint}allowed are {', '.join(known)}")
+
+
+# What people look for under another name.
+_ELSEWHERE = {
+    "dry_run": "subprune.forecast takes the same options and prunes nothing; ",
+    "reweight": "fit='keep' leaves weights as they are; ",
+    "form": "the forms of the paper are values of target; ",
+}
 
 
 def _docstring(text: str, table: Mapping[str, Option]) -> str:

@@ -108,7 +108,7 @@ def _process() -> dict[str, Any]:
 
 
 def _numpy_state() -> list[Any]:
-    return [x.tobytes() if isinstance(x, np.ndarray) else x for x in np.random.get_state()]  # noqa: NPY002
+    return [x.tobytes() if isinstance(x, np.ndarray) else x for x in np.random.get_state()]  # noqa: NPY002  (what old code draws from)
 
 
 def threads_of_new_threads() -> int:

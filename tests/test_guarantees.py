@@ -214,7 +214,7 @@ def test_columns_without_a_unit_are_given() -> None:
     p = random_problem(4, units=6)
     marked = Problem(p.B, p.Y, torch.where(p.units == 5, -1, p.units))
     stats = marked.statistics()
-    f = lambda kept: objective.value([stats], kept) - objective.value([stats], [])  # noqa: E731
+    f = lambda kept: objective.value([stats], kept) - objective.value([stats], [])  # noqa: E731  (a formula)
     true = slow.submodularity_ratio(f, 5, range(3), 2, 1e-9)
     assert 0 < bounds.gamma_bound([bounds.spans(stats)], range(3), 2) <= true + SLACK
     for b in group_guarantee("x", [stats], 5, range(6)).budgets:

@@ -332,3 +332,12 @@ def test_a_module_is_called_by_its_name() -> None:
     model, data = small()
     result = subprune.prune(model, data, keep=0.5, ignore=model[2])  # type: ignore[index]
     assert result.report.command == "subprune.prune(model, data, keep=0.5, ignore=['2'])"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("dry_run", "subprune.forecast takes the same options"), ("reweight", "fit='keep' leaves")],
+)
+def test_what_has_another_name_is_named(name: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        subprune.prune(nn.Linear(2, 2), torch.zeros(1, 2), keep=0.5, **{name: True})

@@ -85,7 +85,7 @@ class Restless(nn.Module):
         self.hidden = [nn.BatchNorm1d(4)]  # a module that nobody registered
 
     def forward(self, x: Tensor) -> Tensor:
-        torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002
+        torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002  (what old code draws from)
         x -= 0.1
         self.scale.data.mul_(1.5)
         self.fc1.training, self.hidden[0].momentum = True, 0.5

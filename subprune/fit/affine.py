@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
 
-from subprune.fit.cross_fit import Fitted, cross_fit
 from subprune.fit.ridge import Ridge
 
 if TYPE_CHECKING:
+    from subprune.fit.cross_fit import Fitted
     from subprune.fit.fit import Tensors, Work
-    from subprune.statistics.folds import FoldedStatistics
-    from subprune.statistics.statistics import Statistics
     from subprune.structure.groups import Consumer
 
 __all__ = ["Affine"]
@@ -31,17 +28,9 @@ class Affine(Ridge):
 
     name: ClassVar[str] = "affine"
 
-    def block(
-        self,
-        consumer: Consumer,
-        folded: FoldedStatistics,
-        whole: Statistics,
-        kept: Sequence[int],
-        old: Tensor,
-    ) -> Fitted:
-        """One block of a consumer; old: [d, m], its present weights."""
-        intercept = consumer.use.bias is not None
-        return cross_fit(folded, whole, kept, old, self.strengths(), intercept)
+    def has_constant(self, consumer: Consumer) -> bool:
+        """Where there is a bias for it."""
+        return consumer.use.bias is not None
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]

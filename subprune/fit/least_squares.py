@@ -76,7 +76,11 @@ class LeastSquares(Fit):
         old: Tensor,
     ) -> Fitted:
         """One block of a consumer; old: [d, m], its present weights."""
-        return cross_fit(folded, whole, kept, old, self.strengths())
+        return cross_fit(folded, whole, kept, old, self.strengths(), self.has_constant(consumer))
+
+    def has_constant(self, consumer: Consumer) -> bool:
+        """Whether a constant column joins in, whose weights go into the layer's bias."""
+        return False
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]

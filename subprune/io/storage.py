@@ -197,7 +197,7 @@ def _read(path: Path, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+            state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path.name} is damaged or not a safetensors file: {error}") from error
     return metadata, state
