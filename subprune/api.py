@@ -36,11 +36,13 @@ from subprune.result import Result, make_result
 from subprune.select.selector import Answer, Function, Setting, View
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.targets import TARGETS, Target
+from subprune.statistics.metric import measure_metric
+from subprune.statistics.targets import TARGETS
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
+    from subprune.statistics.target import Target
     from subprune.structure.groups import Group
 
 __all__ = ["Result", "forecast", "method", "prune"]
@@ -171,8 +173,12 @@ def _demand(
     tick: Progress,
 ) -> Demand:
     """What allocators may look at."""
+    metric = None
+    if options.recipe.target.needs_metric or options.allocator.needs_metric:
+        layers = [*calibration.structure.layers, *(c for g in checked.able for c in g.consumers)]
+        metric = measure_metric(calibration, layers, options.seed)
     return Demand(
-        setting=Setting(calibration, checked.able, options.seed, pool),
+        setting=Setting(calibration, checked.able, options.seed, pool, metric),
         recipe=options.recipe,
         goal=options.goal,
         allocator=options.allocator,

@@ -18,7 +18,9 @@ from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.selector import Selector
 from subprune.select.sensitivity import Sampling
-from subprune.statistics.targets import Asymmetric, Layer, Sequential, Target
+from subprune.statistics.residual import Residual
+from subprune.statistics.target import Target
+from subprune.statistics.targets import Asymmetric, Layer, Sequential
 
 __all__ = ["METHODS", "Method", "find_method", "tuned"]
 
@@ -35,9 +37,19 @@ class Method:
     summary: str = ""
     allocate: str | None = None  # its own allocator; None: the default
     fit: Fit = field(default_factory=lambda: FITS[DEFAULT_FIT])
+    drift: bool = False  # whether layers that lose no input are refitted, too
 
 
 _ROWS = (
+    Method(
+        "auto",
+        Residual(),
+        Greedy(),
+        "Every layer whose inputs changed is refitted to the dense model, where its output lands.",
+        "output",
+        FITS["affine"],
+        drift=True,
+    ),
     Method(
         "layer-in-change",
         Layer(),

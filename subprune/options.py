@@ -7,7 +7,7 @@ contradictions. Goals, names of groups and amounts of data are checked where bot
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
-from subprune.statistics.targets import TARGETS, Asymmetric, Patches, Target, TargetName
+from subprune.statistics.target import Patches, Target
+from subprune.statistics.targets import TARGETS, Asymmetric, TargetName
 from subprune.structure.choose import as_items
 
 __all__ = ["GOALS", "OPTIONS", "GuaranteeOptions", "Options"]
@@ -172,10 +173,10 @@ class Options:
         ),
         panel=_HOW,
     )
-    drift: bool = option(
-        False,
+    drift: bool | None = option(
+        None,
         "refit also the layers that lose no input, but whose inputs change because earlier layers "
-        "were cut, to what they gave in the dense model",
+        "were cut, to what they gave in the dense model; by default as the method says",
         panel=_HOW,
     )
     epsilon: float | None = option(
@@ -307,11 +308,12 @@ class Options:
         selector = self.selector if isinstance(self.selector, Selector) else row.selector
         fit = self.fit if isinstance(self.fit, Fit) else row.fit
         patches = None if self.patches == "all" else self.patches
+        refit = row.drift if self.drift is None else self.drift
         return Recipe(
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
             tuned(fit, ridge=self.ridge, folds=self.folds),
-            drift=Asymmetric() if self.drift else None,
+            drift=_drift(target) if refit else None,
             name=row.name,
             named=selector is row.selector,
         )
@@ -385,6 +387,11 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
     if isinstance(value, Mapping):
         return repr(dict(value))
     return repr(str(value) if isinstance(value, Path) else value)
+
+
+def _drift(target: Target) -> Target:
+    """What layers that lose no input should give, where those that do aim at this."""
+    return replace(target, patches="all") if target.landed else Asymmetric()
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -532,7 +539,7 @@ class GuaranteeOptions:
         given = self.fit if isinstance(self.fit, Fit) else FITS[DEFAULT_FIT]
         fit = tuned(given, ridge=self.ridge, folds=self.folds)
         target = tuned(TARGETS[self.target], patches=self.patches)
-        return Recipe(target, Greedy(), fit, drift=Asymmetric() if self.drift else None)
+        return Recipe(target, Greedy(), fit, drift=_drift(target) if self.drift else None)
 
     @property
     def shares(self) -> tuple[float, ...]:

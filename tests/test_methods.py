@@ -21,7 +21,8 @@ from subprune.methods import METHODS
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics import place
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.targets import Asymmetric, Layer, Target
+from subprune.statistics.target import Target
+from subprune.statistics.targets import Asymmetric, Layer
 
 BUILT_IN = tuple(METHODS)
 FORMS = {"layer-in-change": "layer", "seq-in-change": "sequential", "asym-in-change": "asymmetric"}

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo_odd import Massive
 
 import subprune
-from subprune.budget.balanced import LEAST_SHARE, by_balance, even_share
 from subprune.budget.goal import Limit, Rounding
 from subprune.budget.hulls import by_knapsack
+from subprune.budget.mean import LEAST_SHARE, by_balance, even_share
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit

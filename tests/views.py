@@ -12,7 +12,8 @@ from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place, generator
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
-from subprune.statistics.targets import Layer, Target
+from subprune.statistics.target import Target
+from subprune.statistics.targets import Layer
 from subprune.structure.groups import Group
 
 __all__ = ["recipe_of", "setting_of", "statistics_at", "views"]
@@ -37,7 +38,7 @@ def recipe_of(method: str, *, plain: bool = True) -> Recipe:
 
 def views(setting: Setting, target: Target | None = None) -> Iterator[View]:
     """In forward order, on the dense model; each good at any time."""
-    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    tour = Tour(setting, setting.groups, pruned=False)
     for group in in_order(setting.groups):
         place = tour.go_to(group)
         yield View(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
 from subprune.budget.balanced import Balanced
 from subprune.budget.error import Error
+from subprune.budget.felt import Felt
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
 from subprune.budget.score import Score
@@ -22,6 +23,7 @@ AllocatorName = Literal[
     "error",
     "knapsack",
     "balanced",
+    "output",
     "score",
     "sampling",
     "equal-accuracy",
@@ -36,6 +38,7 @@ ALLOCATORS: dict[str, Allocator] = {
         Error(),
         Knapsack(),
         Balanced(),
+        Felt(),
         Score(),
         SampleSize(),
         EqualAccuracy(),

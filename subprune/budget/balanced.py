@@ -1,45 +1,18 @@
-"""Budgets between two extremes: the smallest sum of errors, and the same fraction everywhere.
-
-Error curves are relative to what a layer receives. Where a few tokens carry most of that energy (a
-language model's massive activations), a handful of units explains nearly all of it, and the
-smallest sum of errors strips the layer of everything else it does. Hence three precautions. The
-curves are those of typical rows: none counts with more than a few times the median energy. Widths
-are the geometric mean of those with the smallest sum of errors and of equal fractions: on ResNet56
-better than either. And no group falls far below its even share, which is rounded up, so that groups
-of few large units (three heads) are not the first to lose one.
-"""
+"""Budgets between two extremes; see :mod:`subprune.budget.mean`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
-from subprune.budget.hulls import by_knapsack
+from subprune.budget.mean import CLIP, by_balance
 from subprune.loop.looks import curves
 
 if TYPE_CHECKING:
-    from subprune.select.keep_order import KeepOrder
-    from subprune.structure.cost import CostModel
-    from subprune.structure.groups import Group
+    from subprune.budget.goal import Counts
 
-__all__ = ["LEAST_SHARE", "Balanced", "by_balance", "even_share"]
-
-LEAST_SHARE = 0.5
-"""No group keeps fewer units than this share of what equal fractions would leave it …"""
-
-FEW, LEAST_OF_FEW = 8, 0.7
-"""… and one of fewer units than `FEW`, where a single unit is a large share, no fewer than this."""
-
-_LEVELS = np.geomspace(1e-3, 1e3, 2001).tolist()  # factors on the mean, 0.7% apart
-
-
-_CLIP = 10.0  # times the median energy that a row of data counts with at most
+__all__ = ["Balanced"]
 
 
 @dataclass(frozen=True)
@@ -50,46 +23,5 @@ class Balanced(Allocator):
     looks_at: ClassVar[str] = "the error curves of the dense model"
 
     def counts(self, demand: Demand) -> Counts:
-        orders = demand.outcome(curves, clip=_CLIP)
+        orders = demand.outcome(curves, clip=CLIP)
         return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
-
-
-def by_balance(
-    groups: Sequence[Group],
-    curves: Mapping[str, KeepOrder],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-) -> Counts:
-    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the goal."""
-    even = even_share(groups, cost, limit, rounding)
-    cheapest = by_knapsack(groups, curves, cost, limit, rounding)
-
-    def width(group: Group, factor: float) -> int:
-        n, steps = group.n_units, rounding.of(group)
-        share = LEAST_OF_FEW if n < FEW else LEAST_SHARE
-        least = min(even[group.name], steps.up(math.ceil(share * even[group.name]), n))
-        mean = math.sqrt(even[group.name] * cheapest[group.name])
-        return max(least, steps.down(round(factor * mean), n))
-
-    def at(factor: float) -> Counts:
-        return {g.name: width(g, factor) for g in groups}
-
-    errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
-    counts = largest(_LEVELS, at, cost, limit)
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
-
-
-def even_share(
-    groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
-) -> Counts:
-    """The largest common fraction that meets the goal, in every group rounded up."""
-    levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
-
-    def at(level: float) -> Counts:
-        return {
-            g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units)
-            for g in groups
-        }
-
-    return largest(levels, at, cost, limit)

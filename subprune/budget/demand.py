@@ -38,6 +38,8 @@ class Allocator(ABC):
     pools_units: ClassVar[bool] = False
     # Whether it runs pruned models to see what they answer, which takes long.
     measures_answers: ClassVar[bool] = False
+    # Whether it compares errors by how much the model's output feels them.
+    needs_metric: ClassVar[bool] = False
     # Whether it measures accuracy, which is honest only on verification data.
     needs_verification: ClassVar[bool] = False
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["by_knapsack"]
+__all__ = ["by_knapsack", "falling"]
 
 
 def by_knapsack(
@@ -23,14 +23,16 @@ def by_knapsack(
     cost: CostModel,
     limit: Limit,
     rounding: Rounding,
+    *,
+    absolute: bool = False,
 ) -> Counts:
-    """The smallest sum of relative input changes that the target allows.
+    """The smallest sum of input changes that the target allows, relative to each layer's or not.
 
     Starts from the whole model and goes down the convex hulls of the error curves: always the step
     that adds least error for what it saves, with savings counted anew, since they depend on the
     neighbours' widths.
     """
-    errors = {g.name: np.minimum.accumulate(curves[g.name].errors.numpy()) for g in groups}
+    errors = {g.name: falling(curves[g.name], absolute) for g in groups}
     hulls = {g.name: _hull(errors[g.name], rounding.of(g)) for g in groups}
     counts = {g.name: g.n_units for g in groups}
     limit.check(cost, {g.name: hulls[g.name][0][0] for g in groups})
@@ -46,6 +48,12 @@ def by_knapsack(
         _, name, counts[name], size = min(steps)
         at[name] -= 1
     return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
+
+
+def falling(order: KeepOrder, absolute: bool = False) -> np.ndarray:
+    """The error left by every number of units, never rising; absolute: not relative to ‖Y‖²."""
+    errors: np.ndarray = np.minimum.accumulate(order.errors.numpy())
+    return errors * order.energy if absolute else errors
 
 
 def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tuple[int, float]]:

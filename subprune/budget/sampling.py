@@ -40,7 +40,7 @@ class SampleSize(Allocator):
 
 def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
     """Sensitivities of all units."""
-    tour = Tour(setting.calibration, setting.groups, pruned=False, seed=setting.seed)
+    tour = Tour(setting, setting.groups, pruned=False)
     known = {}
     for group in in_order(setting.groups):
         tick(group)

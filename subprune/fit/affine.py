@@ -1,4 +1,4 @@
-"""Weights and bias fitted together, where a layer has a bias of its own."""
+"""Weights and bias fitted together, where there is a place for a constant."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from subprune.fit.ridge import Ridge
+from subprune.statistics.arrival import factors
 
 if TYPE_CHECKING:
     from subprune.fit.cross_fit import Fitted
@@ -22,15 +23,15 @@ __all__ = ["Affine"]
 class Affine(Ridge):
     """Least squares with a ridge, and a constant that goes into the bias.
 
-    What removed units gave on average is then not lost. A layer without a bias is fitted without
-    the constant.
+    What removed units gave on average is then not lost. The bias is the layer's own, or that of the
+    norm that follows it; a layer without either is fitted without the constant.
     """
 
     name: ClassVar[str] = "affine"
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Where there is a bias for it."""
-        return consumer.use.bias is not None
+        return consumer.landing is not None and consumer.landing.constant is not None
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
@@ -41,11 +42,14 @@ class Affine(Ridge):
         fitted already, with another group that the layer reads.
         """
         super().write(work, consumer, models, fits)
-        name = consumer.use.bias
-        if name is None:
+        landing = consumer.landing
+        if landing is None or landing.constant is None:
             return
+        name = landing.constant
         old = work.gathered.tensors.get(name, models[0][name])
+        factor = factors(landing, models[0], landing.before)  # from the layer to that bias
         for i, tensors in enumerate(models):
             shifts = [f.shift if i == 0 else f.shifts[i - 1] for f in fits]
             change = torch.cat([s for s in shifts if s is not None])  # [outputs]
-            tensors[name] = (old.double() + change).to(old)
+            change = change if factor is None else change * factor.to(change)
+            tensors[name] = (old.double() + change.to(old.device)).to(old)

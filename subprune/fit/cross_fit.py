@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,6 +41,9 @@ The weakest is about the rounding of statistics that were multiplied in float32:
 direction that data tells of, and keeps weights from growing along those that only rounding does.
 """
 
+_UNFELT = 1e-6
+"""Outputs that count with less than this share of what the most important one does are left."""
+
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
 
@@ -61,6 +64,28 @@ class Fitted:
     columns: int  # kept columns
     rank: int  # independent ones among them
     rows: int  # rows seen
+
+    def divided(self, scale: Tensor, old: Tensor) -> Fitted:
+        """The fit of targets that were multiplied by scale [m], for those that were not.
+
+        Outputs that nobody feels (scale 0) keep the old weights [d, m] on the columns that stay.
+        """
+        factor = scale.to(self.weight)
+        alive = factor.abs() > _UNFELT * factor.abs().max()  # [m]
+        inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)
+        kept = self.weight.any(1, keepdim=True)  # [d, 1]
+        rest = torch.where(alive, 0, old.to(self.weight)) * kept
+
+        def back(weight: Tensor) -> Tensor:
+            return weight * inverse + rest
+
+        return replace(
+            self,
+            weight=back(self.weight),
+            versions=tuple(back(weight) for weight in self.versions),
+            shift=None if self.shift is None else self.shift * inverse,
+            shifts=tuple(shift * inverse for shift in self.shifts),
+        )
 
 
 def cross_fit(

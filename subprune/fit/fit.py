@@ -75,6 +75,10 @@ class Fit(ABC):
         """Whether the bounds of the paper speak of what it leaves."""
         return False
 
+    def seen(self, group: Group, gathered: Gathered) -> tuple[Statistics, ...]:
+        """What a selection for this fit should look at: the statistics of what it can make."""
+        return gathered.statistics
+
     @abstractmethod
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:
         """Replace weights in `models`: the model itself, then its version fitted without each fold.

@@ -15,8 +15,9 @@ from subprune.keywords import must_be
 
 if TYPE_CHECKING:
     from subprune.statistics.folds import FoldedStatistics
+    from subprune.statistics.place import Gathered
     from subprune.statistics.statistics import Statistics
-    from subprune.structure.groups import Consumer
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["LeastSquares"]
 
@@ -52,6 +53,14 @@ class LeastSquares(Fit):
         """The strengths of a ridge toward the old weights that are tried."""
         return (0.0,)
 
+    def seen(self, group: Group, gathered: Gathered) -> tuple[Statistics, ...]:
+        """Less the means, where a constant is fitted: it needs no unit."""
+        if not gathered.statistics:
+            return ()
+        constant = [self.has_constant(c) for c in group.reweightable for _ in range(c.groups)]
+        pairs = zip(gathered.statistics, constant, strict=True)
+        return tuple(s.centred() if free else s for s, free in pairs)
+
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:
         """Fit every consumer; nothing is fitted where all units stay."""
         if len(work.kept) == work.group.n_units:
@@ -76,7 +85,12 @@ class LeastSquares(Fit):
         old: Tensor,
     ) -> Fitted:
         """One block of a consumer; old: [d, m], its present weights."""
-        return cross_fit(folded, whole, kept, old, self.strengths(), self.has_constant(consumer))
+        scale, constant = folded.scale, self.has_constant(consumer)
+        if scale is None:
+            return cross_fit(folded, whole, kept, old, self.strengths(), constant)
+        # Fitted as its errors are felt, and scaled back.
+        felt = old.double() * scale.to(old.device)
+        return cross_fit(folded, whole, kept, felt, self.strengths(), constant).divided(scale, old)
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Whether a constant column joins in, whose weights go into the layer's bias."""

@@ -28,22 +28,28 @@ def looks(
     *,
     groups: Sequence[Group] | None = None,
     clip: float | None = None,
+    landed: bool | None = None,
     statistics: bool | None = None,
     tick: Tick = lambda group: None,
 ) -> Iterator[Visit]:
     """Visits to groups of the dense model, none of which is decided; None: to all."""
     chosen = setting.groups if groups is None else tuple(groups)
-    dense = recipe.on_dense(clip)
-    tour = Tour(setting.calibration, chosen, pruned=False, seed=setting.seed)
+    dense = recipe.on_dense(clip, landed)
+    tour = Tour(setting, chosen, pruned=False)
     return visits(tour, chosen, dense, setting, statistics=statistics, tick=tick)
 
 
 def curves(
-    setting: Setting, recipe: Recipe, *, clip: float | None = None, tick: Tick = lambda group: None
+    setting: Setting,
+    recipe: Recipe,
+    *,
+    clip: float | None = None,
+    landed: bool | None = None,
+    tick: Tick = lambda group: None,
 ) -> dict[str, KeepOrder]:
     """Keep orders and error curves; those of selectors without a curve are computed."""
     orders = {}
-    for visit in looks(setting, recipe, clip=clip, statistics=True, tick=tick):
+    for visit in looks(setting, recipe, clip=clip, landed=landed, statistics=True, tick=tick):
         orders[visit.group.name] = with_errors(visit)
         del visit
     return orders
@@ -53,7 +59,7 @@ def with_errors(visit: Visit) -> KeepOrder:
     """A ranking with its error curve, computed from the statistics if the selector gave none."""
     if visit.ranking.curve is not None:
         return visit.ranking.curve
-    return follow(visit.gathered.statistics, visit.group.n_units, visit.ranking.order)
+    return follow(visit.statistics, visit.group.n_units, visit.ranking.order)
 
 
 def comparable_scores(

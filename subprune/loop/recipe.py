@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from subprune.messages import Message
-from subprune.statistics.targets import Layer, Target
+from subprune.statistics.targets import Layer
 
 if TYPE_CHECKING:
     from subprune.fit.fit import Fit
     from subprune.select.selector import Selector
+    from subprune.statistics.target import Target
 
 __all__ = ["Recipe"]
 
@@ -56,7 +57,11 @@ class Recipe:
         sampled = self.target.patches == "random"  # fold by fold
         return f"{self.target}, {self.fit.parts} folds" if sampled else f"{self.target}"
 
-    def on_dense(self, clip: float | None = None) -> Recipe:
-        """The same for a look at the dense model alone, with all units of a group ranked."""
-        target = Layer(patches=self.target.patches, clip=clip)
+    def on_dense(self, clip: float | None = None, landed: bool | None = None) -> Recipe:
+        """The same for a look at the dense model alone, with all units of a group ranked.
+
+        landed: whether errors count where outputs land; None: if they do for the target.
+        """
+        where = self.target.landed if landed is None else landed
+        target = Layer(patches=self.target.patches, clip=clip, landed=where)
         return replace(self, target=target, selector=self.selector.whole(), fit=self.fit.plain())

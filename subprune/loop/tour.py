@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from subprune.fit.fit import Tensors
-    from subprune.statistics.calibration import Calibration
+    from subprune.select.selector import Setting
     from subprune.structure.groups import Group
 
     Refit = Callable[[Place, Sequence[Tensors]], list[Tensors]]
@@ -44,16 +44,16 @@ class Tour:
 
     def __init__(
         self,
-        calibration: Calibration,
+        setting: Setting,
         groups: Sequence[Group],
         *,
         pruned: bool,
         renew: bool = False,
-        seed: int = 0,
         refit: Refit | None = None,
     ) -> None:
+        calibration, self.setting = setting.calibration, setting
         self.dense, self.current = calibration.start(), calibration.start()
-        self.pruned, self.seed = pruned, seed
+        self.pruned = pruned
         self.current.renew = stored_norms(calibration.structure.program) if renew else {}
         folds = calibration.n_folds
         # Tensors of the model fitted without each fold; empty where nothing is held out.
@@ -86,7 +86,8 @@ class Tour:
             dense=self.dense.fork(),
             removed=dict(self._removed),
             start=marks[-1],
-            seed=self.seed,
+            seed=self.setting.seed,
+            metric=self.setting.metric,
         )
 
     @property
@@ -100,7 +101,11 @@ class Tour:
             go = functools.partial(Passage.advance, stop=layer.first_op)
             parallel.each(go, self._passages, self.current.on_cpu)
             place = Place(
-                group=layer, current=self.current.fork(), dense=self.dense.fork(), seed=self.seed
+                group=layer,
+                current=self.current.fork(),
+                dense=self.dense.fork(),
+                seed=self.setting.seed,
+                metric=self.setting.metric,
             )
             assert self._refit is not None
             self._take_over(self._refit(place, self.models))
@@ -133,7 +138,8 @@ class Tour:
         """Go on from where a fork of the dense run has got to, unless a group is waiting before."""
         if passed is None:
             return
-        ops = (c.use.op for g in self._undecided.values() for c in g.consumers)
+        ops = [c.use.op for g in self._undecided.values() for c in g.consumers]
+        ops += [layer.first_op for layer in list(self._stations)[:1]]
         if passed.position <= min(ops, default=passed.position):
             self.dense.go_on_from(passed)
 

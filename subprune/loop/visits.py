@@ -24,7 +24,9 @@ from subprune.structure.groups import Group
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
+    from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["Tick", "Visit", "visits"]
 
@@ -41,6 +43,8 @@ class Visit:
     group: Group
     ranking: Ranking
     gathered: Gathered
+    statistics: tuple[Statistics, ...]  # what was ranked by: those gathered, as the fit sees them
+    place: Place | None  # where it was gathered, if more may be gathered there
     start: Run | None  # the run before anything saw how many units there are, if anything does
     seconds: float  # for going there, gathering and ranking
 
@@ -82,6 +86,8 @@ class _Pending:
 
     group: Group
     gathered: Gathered
+    statistics: tuple[Statistics, ...]
+    place: Place | None
     start: Run | None
     ranking: Future[tuple[Ranking, float]]
     seconds: float
@@ -93,6 +99,8 @@ class _Pending:
             group=self.group,
             ranking=ranking,
             gathered=self.gathered,
+            statistics=self.statistics,
+            place=self.place,
             start=self.start,
             seconds=self.seconds + seconds,
         )
@@ -114,12 +122,12 @@ def _begun(
     started = time.perf_counter()
     place = tour.go_to(group)
     gathered = recipe.target.gather(place) if gather else Gathered()
-    selector = recipe.selector
+    selector, statistics = recipe.selector, recipe.fit.seen(group, gathered)
     view = View(
         group=group,
         setting=setting,
         generator=generator(setting.seed, group.name),
-        statistics=gathered.statistics,
+        statistics=statistics,
         k=k,
         place=place if selector.needs_runs else None,
     )
@@ -142,7 +150,13 @@ def _begun(
         future = Future()
         future.set_result(rank())
     return _Pending(
-        group=group, gathered=gathered, start=place.start, ranking=future, seconds=seconds
+        group=group,
+        gathered=gathered,
+        statistics=statistics,
+        place=place if gathered.aims else None,
+        start=place.start,
+        ranking=future,
+        seconds=seconds,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from subprune.select.selector import Setting
     from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
-    from subprune.statistics.targets import Target
+    from subprune.statistics.target import Target
 
 __all__ = ["Walk", "alone", "walk"]
 
@@ -58,10 +58,10 @@ def walk(
     `renew` re-estimates BatchNorm statistics on the way, so that targets that look at the pruned
     model see what it then computes. `see` is shown every visit before it is decided.
     """
-    calibration, groups = setting.calibration, setting.groups
+    groups = setting.groups
     pruned = recipe.target.sees_pruned
     refit = None if recipe.drift is None else functools.partial(_refitted, recipe.fit, recipe.drift)
-    tour = Tour(calibration, groups, pruned=pruned, renew=renew, seed=setting.seed, refit=refit)
+    tour = Tour(setting, groups, pruned=pruned, renew=renew, refit=refit)
     plans: dict[str, GroupPlan] = {}
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
@@ -91,7 +91,8 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
         )
     kept = group.choice(order, k)
     before = {slot.tensor: tuple(tour.dense.tensors[slot.tensor].shape) for slot in group.slots}
-    models, figures = _fitted(visit, kept, recipe.fit, tour.models)
+    work = _work(visit, kept)
+    models, figures = _in_rounds(work, recipe.fit, recipe.target, visit.place, tour.models)
     tour.apply(group, kept, models, visit.start)
     tour.skip_to(visit.gathered.passed)
     curve = visit.ranking.curve
@@ -118,24 +119,35 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
 
 def _refitted(fit: Fit, target: Target, place: Place, models: Sequence[Tensors]) -> list[Tensors]:
     """Models with new weights for a layer that loses no input."""
-    new = [dict(tensors) for tensors in models]
-    fit.apply(Work(group=place.group, kept=(), gathered=target.gather(place)), new)
-    return new
+    work = Work(group=place.group, kept=(), gathered=target.gather(place))
+    return _in_rounds(work, fit, target, place, models)[0]
 
 
-def _fitted(
-    visit: Visit, kept: tuple[int, ...], fit: Fit, models: Sequence[Tensors]
-) -> tuple[list[Tensors], Figures]:
-    """Models with new weights for what reads the units that stay."""
+def _work(visit: Visit, kept: tuple[int, ...]) -> Work:
+    """The layers that read the units that stay."""
     scale = visit.ranking.scale
-    work = Work(
+    return Work(
         group=visit.group,
         kept=kept,
         gathered=visit.gathered,
         scale=None if scale is None else scale(len(kept)),
     )
+
+
+def _in_rounds(
+    work: Work, fit: Fit, target: Target, place: Place | None, models: Sequence[Tensors]
+) -> tuple[list[Tensors], Figures]:
+    """Fit; then, as often as the target asks for it, to what it became, always from the start."""
     new = [dict(tensors) for tensors in models]
-    return new, fit.apply(work, new)
+    figures = fit.apply(work, new)
+    for _ in range(target.repeats if place is not None else 0):
+        assert place is not None
+        moved = target.moved(place, work.gathered, new)
+        if moved is None:
+            break
+        new = [dict(tensors) for tensors in models]
+        figures = fit.apply(replace(work, gathered=moved), new)
+    return new, figures
 
 
 def alone(
@@ -143,6 +155,7 @@ def alone(
 ) -> tuple[Tensors, dict[int, Override]]:
     """The dense model with only this group pruned, to k units: its tensors and overrides."""
     kept = visit.group.choice(visit.ranking.order, k)
-    new, _ = _fitted(visit, kept, fit, [tensors])
-    (pruned,) = switched_off(visit.group, kept, new)
+    new = dict(tensors)
+    fit.apply(_work(visit, kept), [new])
+    (pruned,) = switched_off(visit.group, kept, [new])
     return pruned, overrides(program, [(visit.group, keep_mask(visit.group, kept))])

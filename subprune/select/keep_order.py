@@ -19,6 +19,7 @@ class KeepOrder:
     gains: Tensor  # [k] float64, F(S_j) − F(S_{j−1}); they sum to at most ‖Y‖²
     errors: Tensor  # [k + 1] float64, 1 − F(S_j)/‖Y‖² for j = 0..k: ≥ 0, never rising
     ranks: tuple[int, ...]  # numerically independent columns each pick added, over all consumers
+    energy: float  # ‖Y‖²
     dependent: tuple[int, ...]  # picks that added nothing: dead, or explained by those before
 
     def __len__(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -50,6 +50,8 @@ class Setting:
     groups: tuple[Group, ...]
     seed: int = 0
     pool: Calibration | None = None  # a larger labelled set, for selectors that draw from it
+    # By value: what errors of each of its channels count with, where that was measured.
+    metric: Mapping[int, Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,13 +35,16 @@ class Accumulator:
     """Sums of ``BᵀB``, ``BᵀY`` and ``‖Y‖²`` over rows that arrive in pieces.
 
     d: input columns; m: outputs (0 if the target is a linear function of the rows, see
-    :meth:`result_for_weight`); units: [d] int64, the unit of each column or -1.
+    :meth:`result_for_weight`); units: [d] int64, the unit of each column or -1; gram: whether
+    ``BᵀB`` is summed, or known from other sums over the same rows (:meth:`with_targets`).
     """
 
-    def __init__(self, d: int, m: int, units: Tensor, where: str = "statistics") -> None:
+    def __init__(
+        self, d: int, m: int, units: Tensor, where: str = "statistics", gram: bool = True
+    ) -> None:
         if tuple(units.shape) != (d,):
             raise DataError(f"{where}: units has shape {tuple(units.shape)}, must be ({d},)")
-        self.d, self.m, self.units, self.where = d, m, units, where
+        self.d, self.m, self.units, self.where, self.gram = d, m, units, where, gram
         self.rows = 0
         self._energy = 0.0
         self._precision = torch.finfo(torch.float64).eps  # the worst so far
@@ -71,7 +74,13 @@ class Accumulator:
         )
         self.add_totals(totals)
         self.add_products(
-            Products(rows.T @ rows, rows.T @ targets, totals.sums, len(rows), rows.dtype)
+            Products(
+                rows.T @ rows if self.gram else rows.new_zeros(0, 0),
+                rows.T @ targets,
+                totals.sums,
+                len(rows),
+                rows.dtype,
+            )
         )
 
     def add_totals(self, totals: Totals) -> None:
@@ -123,6 +132,16 @@ class Accumulator:
                 total._products.tensors(), part._products.tensors(), strict=True
             ):
                 mine += theirs
+        return total
+
+    def with_targets(self, other: Accumulator) -> Accumulator:
+        """The same rows with the targets of another accumulator, which saw them too."""
+        total = Accumulator(self.d, other.m, self.units, self.where)
+        if self._products is not None and other._products is not None:
+            old, new = self._products, other._products
+            total._products = Products(old.gram, new.cross, old.sums, 0, torch.float64)
+        total.rows, total._precision = self.rows, self._precision
+        total._energy, total._target_sums = other._energy, other._target_sums
         return total
 
     @property
@@ -206,7 +225,8 @@ class ConsumerStatistics:
     Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``. Asymmetric
     form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
     mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
-    its kernel has positions, instead of all; the same for b and y.
+    its kernel has positions, instead of all; the same for b and y. Without ``gram``, only products
+    with y are summed.
     """
 
     def __init__(
@@ -216,13 +236,16 @@ class ConsumerStatistics:
         max_bytes: int = MAX_BYTES,
         generator: torch.Generator | None = None,
         clip: float | None = None,
+        gram: bool = True,
     ) -> None:
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
-        self.generator, self.clip = generator, clip
+        self.generator, self.clip, self.gram = generator, clip, gram
         # by the size of the inputs, one per block
         self.shifted: dict[tuple[int, ...], list[ShiftSums]] = {}
         m = 0 if symmetric else consumer.outputs // consumer.groups
-        self.parts = [Accumulator(len(u), m, u, consumer.where) for u in consumer.column_units()]
+        self.parts = [
+            Accumulator(len(u), m, u, consumer.where, gram) for u in consumer.column_units()
+        ]
 
     def update(self, b: Tensor, y: Tensor | None = None) -> None:
         """Add one batch.
@@ -263,7 +286,9 @@ class ConsumerStatistics:
         self._check_columns(b.shape[1] * conv.taps)
         size = tuple(b.shape[2:])
         if size not in self.shifted:
-            self.shifted[size] = [ShiftSums(conv, size, p.d // conv.taps, p.m) for p in self.parts]
+            self.shifted[size] = [
+                ShiftSums(conv, size, p.d // conv.taps, p.m, self.gram) for p in self.parts
+            ]
         own = _working(*(x for x in (b, y) if x is not None))
         inputs = own[0].chunk(self.consumer.groups, 1)
         outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)

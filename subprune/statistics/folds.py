@@ -26,13 +26,28 @@ class FoldedStatistics:
 
     parts: the sums over each fold. weight: None where the target was seen beside the
     rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
-    that were removed with other groups before.
+    that were removed with other groups before. scale: [m], what the targets are multiplied by: the
+    weights that are fitted to them are, too.
     """
 
     def __init__(
-        self, parts: Sequence[Accumulator], weight: Tensor | None = None, gone: Tensor | None = None
+        self,
+        parts: Sequence[Accumulator],
+        weight: Tensor | None = None,
+        gone: Tensor | None = None,
+        *,
+        scale: Tensor | None = None,
     ) -> None:
-        self.parts, self.weight, self.gone = parts, weight, gone
+        self.parts, self.gone, self.scale = parts, gone, scale
+        self.weight = weight
+        if weight is not None and scale is not None:
+            self.weight = weight.double() * scale.to(weight.device)
+
+    def with_targets(self, parts: Sequence[Accumulator]) -> FoldedStatistics:
+        """The same columns with other targets: parts hold the sums with these."""
+        pairs = zip(self.parts, parts, strict=True)
+        own = [old.with_targets(new) for old, new in pairs]
+        return FoldedStatistics(own, gone=self.gone, scale=self.scale)
 
     @property
     def folds(self) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from subprune.statistics.accumulation import ConsumerStatistics
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.runs import Run
     from subprune.statistics.statistics import Statistics
-    from subprune.structure.groups import Group
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Gathered", "Place", "generator"]
 
@@ -36,6 +37,8 @@ class Place:
     # The current run before the first operation that sees how many units there are, if any does.
     start: Run | None = None
     seed: int = 0
+    # By value: what errors of each of its channels count with, where that was measured.
+    metric: Mapping[int, Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,30 @@ class Gathered:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     # The dense run past the consumers, where the target made it go there.
     passed: Run | None = None
+    # By operation of a consumer: what it is to give, batch by batch, where that may move.
+    aims: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, blocks: Sequence[FoldedStatistics], **rest: Any) -> Gathered:
+        """With the statistics of all inputs."""
+        whole = tuple(block.whole() for block in blocks)
+        return cls(blocks=tuple(blocks), statistics=whole, **rest)
+
+    def with_targets(
+        self, consumers: Sequence[Consumer], new: Mapping[int, Sequence[ConsumerStatistics]]
+    ) -> Gathered:
+        """The same with other targets of some consumers, by operation, fold by fold."""
+        blocks: list[FoldedStatistics] = []
+        for consumer in consumers:
+            own = self.blocks[len(blocks) : len(blocks) + consumer.groups]
+            folds = new.get(consumer.use.op)
+            if folds is not None:
+                parts = [fold.accumulators() for fold in folds]  # [folds][blocks]
+                own = tuple(
+                    block.with_targets([fold[i] for fold in parts]) for i, block in enumerate(own)
+                )
+            blocks += own
+        return Gathered.of(blocks, tensors=self.tensors, passed=self.passed, aims=self.aims)
 
     @property
     def bytes(self) -> int:

@@ -150,6 +150,16 @@ class Run:
         )
         return value
 
+    def ahead(self, batch: int, ops: Sequence[int], value: int) -> Tensor:
+        """A value, made by these operations ahead of the present position; the run stays here."""
+        env = self.envs[batch]
+        if ops:
+            env = dict(env)
+            program, tensors = self.programs[batch], self.tensors_of(batch)
+            for op in ops:
+                program.run(env, tensors, op, op + 1, keep=lambda vid: True, override=self.override)
+        return env[value]
+
     def values(self, vid: int) -> list[Tensor]:
         """One value, batch by batch."""
         return [env[vid] for env in self.envs]

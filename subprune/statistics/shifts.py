@@ -186,9 +186,14 @@ class ShiftSums:
     """Collects the products of inputs of one size, images at a time."""
 
     def __init__(
-        self, conv: Convolution, spatial: tuple[int, ...], channels: int, outputs: int
+        self,
+        conv: Convolution,
+        spatial: tuple[int, ...],
+        channels: int,
+        outputs: int,
+        gram: bool = True,
     ) -> None:
-        self.conv, self.plan = conv, _Plan(conv, spatial)
+        self.conv, self.plan, self.gram = conv, _Plan(conv, spatial), gram
         self.channels, self.outputs = channels, outputs
         self.rows = 0
         # By (column, shift): [pieces of the other dimensions, C, C] float64
@@ -212,7 +217,8 @@ class ShiftSums:
     def _add(self, x: Tensor, y: Tensor | None) -> Totals:
         pixels = _pixels_first(self.conv.pad(x) if self.plan.padded else x)
         sums = self._add_sums(pixels)
-        self._add_products(pixels)
+        if self.gram:
+            self._add_products(pixels)
         if y is None:
             return Totals(sums, sums.new_zeros(0), 0.0)
         placed = _pixels_first(y)
@@ -293,8 +299,8 @@ class ShiftSums:
             raise ValueError("no images were seen")
         n, channels = len(self.plan.taps), self.channels
         place = {tap: i for i, tap in enumerate(self.plan.taps)}
-        gram = self._sums.new_zeros(channels, n, channels, n)
-        for u, v in self.plan.pairs:
+        gram = self._sums.new_zeros(channels, n, channels, n) if self.gram else None
+        for u, v in self.plan.pairs if gram is not None else ():
             # Column (c, u) times column (c', v): the products of their shift, over the pieces of
             # the image that tap u reads.
             i, j, shift = place[u], place[v], self.plan.shift(u, v)
@@ -304,6 +310,7 @@ class ShiftSums:
                 for number, piece in enumerate(self.plan.pieces):
                     if made is not None and self.plan.reads((*piece, column), u):
                         block += made[number]
+            assert gram is not None
             gram[:, i, :, j] = block
             if i != j:
                 gram[:, j, :, i] = block.T
@@ -313,7 +320,8 @@ class ShiftSums:
             if self._cross is None
             else self._cross.transpose(0, 1).reshape(d, -1)
         )
-        return Products(gram.view(d, d), cross, self._sums.T.flatten(), self.rows, self.dtype)
+        flat = self._sums.new_zeros(0, 0) if gram is None else gram.view(d, d)
+        return Products(flat, cross, self._sums.T.flatten(), self.rows, self.dtype)
 
 
 def _worthwhile(pixels: Tensor, others: int) -> bool:

@@ -98,6 +98,28 @@ class Statistics:
         gram, cross = self.gram * on * on[:, None], self.cross * on[:, None]
         return replace(self, gram=gram, cross=cross, sums=self.sums * on)
 
+    def centred(self) -> Statistics:
+        """The same of columns and targets less their means: with a constant column always kept.
+
+        A column that is constant but for rounding becomes zero.
+        """
+        mean = self.sums / self.rows
+        gram = self.gram - torch.outer(self.sums, mean)
+        noise = self.tolerance * self.gram.diagonal()
+        flat = gram.diagonal() <= noise
+        cross = self.cross - torch.outer(mean, self.target_sums)
+        energy = max(0.0, self.energy - float(self.target_sums.square().sum()) / self.rows)
+        zero = torch.zeros_like
+        centred = replace(
+            self,
+            gram=gram,
+            cross=cross,
+            energy=energy,
+            sums=zero(self.sums),
+            target_sums=zero(self.target_sums),
+        )
+        return centred.without(flat) if bool(flat.any()) else centred
+
     def check_finite(self, where: str) -> None:
         """Raise a DataError naming ``where`` if a statistic is not finite."""
         # |G_ij|² ≤ G_ii·G_jj

@@ -10,6 +10,7 @@ import numpy as np
 
 from subprune.program.ops import argument, belongs
 from subprune.structure.groups import Consumer, Group, Narrowing, Slot, Span, Units
+from subprune.structure.landing import Landing, find_landing
 
 if TYPE_CHECKING:
     from subprune.program.program import Program
@@ -94,6 +95,7 @@ class Builder:
         self.uses = Counter(u.weight for u in self.flow.uses)
         self.readers = Counter(v for op in self.flow.program.ops for v in op.inputs)
         self.tied = set(self.flow.program.aliases.values())
+        self.landings: dict[int, Landing | None] = {}  # by operation
 
     def groups(self) -> tuple[Group, ...]:
         """All groups, in the order in which their units are first made."""
@@ -193,7 +195,19 @@ class Builder:
             units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)
         own = replace(use, bias=self._own_bias(use))
-        return Consumer(name, own, units, self._obstacle(use))
+        return Consumer(name, own, units, self._landing(use, own.bias), self._obstacle(use))
+
+    def _landing(self, use: Use, own_bias: str | None) -> Landing | None:
+        """Where the layer's output lands; a layer is asked for once for every group it reads."""
+        if use.op not in self.landings:
+            program = self.flow.program
+            shared = {
+                name
+                for name, vid in program.tensors.items()
+                if self.readers[vid] > 1 or name in self.tied
+            }
+            self.landings[use.op] = find_landing(program, use, own_bias, shared)
+        return self.landings[use.op]
 
     def _own_bias(self, use: Use) -> str | None:
         """The bias, if it is added once, as it is, and to this layer's outputs alone."""

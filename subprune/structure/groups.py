@@ -16,6 +16,7 @@ from subprune.messages import Message
 if TYPE_CHECKING:
     from subprune.program.program import Program
     from subprune.structure.flow import Use
+    from subprune.structure.landing import Landing
 
 __all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
 
@@ -40,6 +41,8 @@ class Consumer:
     use: Use
     # unit of each input of one of its groups, [inputs / groups]; -1: not of this group
     columns: Units
+    # where its output can be compared with the dense model's; None: nowhere but at the product
+    landing: Landing | None
     obstacle: str = ""  # why it cannot be reweighted, empty if it can
 
     @property

@@ -1,0 +1,115 @@
+"""How much the model's output feels an error of each channel of a value. No labels.
+
+The output is asked in random directions: for a vector v of ±1, the gradient of ``vᵀ·output`` with
+respect to a value says how far the output moves along v if the value is off. Its mean square over
+inputs, positions and directions is what a squared error of the channel counts with; the square root
+is kept. Class scores are centred first, since adding the same to all of them changes no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subprune.program.program import flat_tensors, model_tensors
+from subprune.statistics.place import generator
+
+if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.program.program import Op, Override, Program
+    from subprune.statistics.calibration import Calibration
+    from subprune.structure.groups import Consumer
+    from subprune.structure.landing import Landing
+
+__all__ = ["measure_metric"]
+
+PROBES = 2
+"""Random directions for each input."""
+
+INPUTS = 128
+"""Inputs that are asked; those after them would change little."""
+
+
+def measure_metric(
+    calibration: Calibration, consumers: Sequence[Consumer], seed: int = 0
+) -> dict[int, Tensor]:
+    """By value: √ of what a squared error of each channel counts with, [channels] float64.
+
+    Of the landings of these consumers, in the dense model. Values that the output does not depend
+    on are not among them.
+    """
+    landings = {c.landing.value: c.landing for c in consumers if c.landing is not None}
+    if not landings:
+        return {}
+    squares: dict[int, Tensor] = {}
+    counts = dict.fromkeys(landings, 0)
+    random, seen = generator(seed, "metric"), 0
+    for program, batch in zip(calibration.programs, calibration.batches, strict=True):
+        if seen >= INPUTS:
+            break
+        seen += batch.size
+        for value, new in _squares(calibration, program, batch, landings, random).items():
+            channels, positions = new
+            squares[value] = squares[value] + channels if value in squares else channels
+            counts[value] += positions
+    means = {value: total / counts[value] for value, total in squares.items()}
+    return {value: mean.sqrt() for value, mean in means.items() if bool((mean > 0).any())}
+
+
+def _squares(
+    calibration: Calibration,
+    program: Program,
+    batch: Batch,
+    landings: Mapping[int, Landing],
+    random: torch.Generator,
+) -> dict[int, tuple[Tensor, int]]:
+    """By value: sums of squared gradients of each channel, and how many were summed."""
+    values: dict[int, Tensor] = {}
+
+    def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        first = flat_tensors(result)[0]
+        own = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
+        values[op.outs[0]] = own
+        return own if isinstance(result, Tensor) else (own, *result[1:])
+
+    override: dict[int, Override] = {landing.op: watch for landing in landings.values()}
+    tensors = model_tensors(calibration.model, program)
+    env = program.run(program.bind(batch.inputs), tensors, override=override, grad=True)
+    output = program.fetch_output(program.answer, env, tensors)
+    if not output.requires_grad:
+        return {}
+    order = list(values)
+    sums: dict[int, tuple[Tensor, int]] = {}
+    for probe in range(PROBES):
+        with torch.enable_grad():
+            felt = (_centred(output) * _signs(output, random)).sum()
+        grads = torch.autograd.grad(
+            felt, [values[v] for v in order], retain_graph=probe + 1 < PROBES, allow_unused=True
+        )
+        for value, grad in zip(order, grads, strict=True):
+            if grad is None:
+                continue
+            dim = landings[value].dim % grad.ndim
+            others = [d for d in range(grad.ndim) if d != dim]
+            square = grad.double().square().sum(others).cpu()
+            known, count = sums.get(value, (torch.zeros_like(square), 0))
+            sums[value] = known + square, count + grad.numel() // grad.shape[dim]
+    return sums
+
+
+def _centred(output: Tensor) -> Tensor:
+    """Scores less their mean over the classes: dimension 1 of maps, the last of other outputs."""
+    dim = 1 if output.ndim == 4 else -1
+    if output.ndim == 0 or output.shape[dim] < 2:
+        return output
+    return output - output.mean(dim, keepdim=True)
+
+
+def _signs(like: Tensor, random: torch.Generator) -> Tensor:
+    """Random ±1 in the shape of the output."""
+    bits = torch.randint(0, 2, like.shape, generator=random)
+    return (2 * bits - 1).to(like)

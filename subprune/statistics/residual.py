@@ -1,0 +1,171 @@
+"""The dense model's values where a layer's output lands: after its norm, and the sum it joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from subprune.program.program import flat_tensors
+from subprune.statistics.arrival import factors, felt_scale, offset, spread
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
+from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
+
+if TYPE_CHECKING:
+    from subprune.program.program import Op, Override
+    from subprune.statistics.place import Gathered, Place
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer
+    from subprune.structure.landing import Landing
+
+__all__ = ["Residual"]
+
+
+@dataclass(frozen=True)
+class Residual(Target):
+    """Y = what the dense model has where the output lands, less what the pruned one adds there.
+
+    In a residual network a layer then also makes up for what changed in the shortcut. Where only
+    ReLU reads the value and the dense one is negative, any negative value is as good: after a fit,
+    such targets move to what the layer gives, if that is negative, or to zero, and it is fitted
+    again, `rounds` times. With `metric`, errors count with how much the model's output feels them.
+    """
+
+    name: ClassVar[str] = "residual"
+    _symmetric: ClassVar[bool] = False
+    rounds: int = 2
+    metric: bool = True
+
+    @property
+    def landed(self) -> bool:
+        return True
+
+    @property
+    def needs_metric(self) -> bool:
+        return self.metric
+
+    @property
+    def repeats(self) -> int:
+        return self.rounds
+
+    def gather(self, place: Place) -> Gathered:
+        """Both runs; the dense one has passed the landings of all consumers at the end."""
+        passed = place.dense.fork()
+        beside = [c for c in place.group.reweightable if c.landing is None]
+        aims = {} if beside else _landed(place.group.reweightable, passed)
+        collectors, source = self._collectors(place), place.current.fork()
+        for consumer in in_order(place):
+            source.advance(consumer.use.op)
+            if not aims:
+                side_by_side(consumer, source, passed, collectors[consumer.use.op])
+                continue
+            for i, fold in enumerate(source.folds):
+                y = self._wanted(place, consumer, source, i, aims[consumer.use.op][i])
+                collectors[consumer.use.op][fold].update(source.argument(consumer.use.op, i), y)
+        return as_gathered(
+            place,
+            collectors,
+            own_weights=False,
+            passed=passed,
+            scales=self._scales(place) if aims else None,
+            tensors=place.current.tensors if aims else None,
+            aims=aims if self._moving(place) else None,
+        )
+
+    def _scales(self, place: Place) -> dict[int, Tensor | None]:
+        """By operation: what errors of each output count with."""
+        return {
+            c.use.op: felt_scale(c.landing, place.current.tensors, self._metric(place))
+            for c in place.group.reweightable
+        }
+
+    def _metric(self, place: Place) -> Mapping[int, Tensor] | None:
+        return place.metric if self.metric else None
+
+    def _wanted(
+        self, place: Place, consumer: Consumer, run: Run, batch: int, aim: Tensor
+    ) -> Tensor:
+        """√w·(s − o): what the product should give, as it lands and is felt."""
+        landing = consumer.landing
+        assert landing is not None
+        rest = aim - offset(landing, run, batch, run.tensors, aim)
+        metric = self._metric(place)
+        felt = None if metric is None else metric.get(landing.value)
+        return rest if felt is None else rest * spread(felt, landing, aim.ndim).to(aim)
+
+    def _moving(self, place: Place) -> list[Consumer]:
+        """The consumers whose targets move, as they run."""
+        if self.rounds < 1:
+            return []
+        return [c for c in in_order(place) if c.landing is not None and c.landing.rectified]
+
+    def moved(
+        self, place: Place, gathered: Gathered, models: Sequence[Mapping[str, Tensor]]
+    ) -> Gathered | None:
+        """The same inputs with targets that the fitted models make easier; None if none moves.
+
+        An input is judged by the version that was not fitted to it, where there is one.
+        """
+        moving = self._moving(place)
+        if not moving or not gathered.aims:
+            return None
+        collectors, source = self._collectors(place, gram=False), place.current.fork()
+        for consumer in moving:
+            index = consumer.use.op
+            source.advance(index)
+            mapping = column_map(consumer, source.programs[0], consumer.name)
+            for i, fold in enumerate(source.folds):
+                tensors = models[1 + fold] if len(models) > 1 else models[0]
+                x, aim = source.argument(index, i), gathered.aims[index][i]
+                z = mapping.output(x, consumer_weight(consumer, tensors))
+                given = _arrived(consumer, source, i, tensors, z)
+                easier = torch.where(aim < 0, given.clamp(max=0), aim)
+                y = self._wanted(place, consumer, source, i, easier)
+                collectors[index][fold].update(x, y)
+        own = {c.use.op: collectors[c.use.op] for c in moving}
+        return gathered.with_targets(place.group.reweightable, own)
+
+
+def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]]:
+    """By a consumer's operation: the dense run's values at its landing, batch by batch.
+
+    The run goes past them.
+    """
+    landings: dict[int, list[tuple[int, Landing]]] = {}
+    for consumer in consumers:
+        assert consumer.landing is not None
+        landings.setdefault(consumer.landing.op, []).append((consumer.use.op, consumer.landing))
+    values: dict[int, list[Tensor]] = {c.use.op: [] for c in consumers}
+    for op in sorted(landings):
+        seen: list[Tensor] = []
+        dense.advance(op)
+        for _ in dense.each(op + 1, {op: _watch(seen)}):
+            for consumer_op, _ in landings[op]:
+                values[consumer_op].append(seen[-1])
+    return values
+
+
+def _watch(seen: list[Tensor]) -> Override:
+    """A stand-in for an operation that notes its first result."""
+
+    def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        seen.append(flat_tensors(result)[0])
+        return result
+
+    return run
+
+
+def _arrived(
+    consumer: Consumer, run: Run, batch: int, tensors: Mapping[str, Tensor], z: Tensor
+) -> Tensor:
+    """The value at the landing, of a product z of the layer in a model with these tensors."""
+    landing = consumer.landing
+    assert landing is not None
+    factor = factors(landing, tensors)
+    scaled = z if factor is None else z * spread(factor, landing, z.ndim).to(z)
+    return scaled + offset(landing, run, batch, tensors, z)

@@ -1,0 +1,167 @@
+"""What a target is: an object that says what a layer should give, and gathers statistics of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor
+
+from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight
+from subprune.statistics.folds import FoldedStatistics
+from subprune.statistics.place import Gathered, Place, generator
+from subprune.statistics.trace import Trace
+
+if TYPE_CHECKING:
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer
+
+__all__ = ["PATCHES", "Patches", "Target", "as_gathered", "in_order", "side_by_side"]
+
+Patches = Literal["all", "random"]
+PATCHES: tuple[Patches, ...] = ("all", "random")
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """What the layers that read a group should give."""
+
+    # Convolutions are seen at all patches of each image, or at as many random ones as their kernel
+    # has positions.
+    patches: Patches = "all"
+    # Rows of a linear layer count with at most so many times the median energy, where Y is made of
+    # the rows; None: as they are.
+    clip: float | None = None
+
+    role: ClassVar[str] = "target"
+    name: ClassVar[str]
+    # Whether B comes from the model pruned so far: then a group waits for those before it.
+    sees_pruned: ClassVar[bool] = True
+
+    @abstractmethod
+    def gather(self, place: Place) -> Gathered:
+        """Statistics of all reweightable consumers of the group."""
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether errors count with how much the model's output feels them."""
+        return False
+
+    def moved(
+        self, place: Place, gathered: Gathered, models: Sequence[Mapping[str, Tensor]]
+    ) -> Gathered | None:
+        """What to fit to next, now that these models were fitted; None: nothing else.
+
+        models: the model fitted to all inputs, then its version without each fold.
+        """
+        return None
+
+    @property
+    def landed(self) -> bool:
+        """Whether errors count where a layer's output lands: after its norm, and by the metric."""
+        return False
+
+    @property
+    def repeats(self) -> int:
+        """How often `moved` may be asked."""
+        return 0
+
+    def _collectors(self, place: Place, gram: bool = True) -> dict[int, list[ConsumerStatistics]]:
+        """By operation: one collector for each fold of the inputs.
+
+        gram: whether products of inputs with inputs are collected, or those with targets only.
+        """
+        group, program = place.group, place.current.programs[0]
+        sampled = None
+        if self.patches == "random":
+            sampled = generator(place.seed, group.name, "patches")
+        folds = range(1 + max(place.current.folds))
+        collectors = {}
+        for consumer in in_order(place):
+            mapping = column_map(consumer, program, f"layer {consumer.name!r}")
+            collectors[consumer.use.op] = [
+                ConsumerStatistics(
+                    mapping, self._symmetric, generator=sampled, clip=self.clip, gram=gram
+                )
+                for _ in folds
+            ]
+        return collectors
+
+    _symmetric: ClassVar[bool] = True  # whether Y = B·W, so that C follows from G
+
+
+def in_order(place: Place) -> list[Consumer]:
+    """The consumers whose weights can be fitted, as they run."""
+    return sorted(place.group.reweightable, key=lambda c: c.use.op)
+
+
+def side_by_side(
+    consumer: Consumer, current: Run, dense: Run, collectors: Sequence[ConsumerStatistics]
+) -> None:
+    """Inputs of the pruned run with outputs of the dense run, which passes the consumer."""
+    outputs: list[Tensor] = []
+    trace = Trace([consumer], lambda n, c, x, y: outputs.append(x if y is None else y))
+    dense.advance(consumer.use.op)
+    for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
+        collectors[current.folds[i]].update(current.argument(consumer.use.op, i), outputs.pop())
+
+
+def as_gathered(
+    place: Place,
+    collectors: dict[int, list[ConsumerStatistics]],
+    *,
+    own_weights: bool,
+    passed: Run | None = None,
+    scales: Mapping[int, Tensor | None] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    aims: Mapping[int, Sequence[Tensor]] | None = None,
+) -> Gathered:
+    """What the collectors saw.
+
+    scales: by operation, what the targets of its outputs are multiplied by; None: by nothing.
+    tensors: whose bias the target goes with; None: those of the model that gives the target.
+    """
+    blocks: list[FoldedStatistics] = []
+    for consumer in place.group.reweightable:
+        op = consumer.use.op
+        weight = consumer_weight(consumer, place.current.tensors) if own_weights else None
+        scale = None if scales is None else scales[op]
+        blocks += _blocks(collectors[op], weight, place.removed.get(op), scale)
+    aim = place.current if own_weights else place.dense
+    return Gathered.of(
+        blocks,
+        tensors=aim.tensors if tensors is None else tensors,
+        passed=passed,
+        aims={} if aims is None else aims,
+    )
+
+
+def _blocks(
+    collectors: Sequence[ConsumerStatistics],
+    weight: Tensor | None,
+    removed: Tensor | None,
+    scale: Tensor | None,
+) -> list[FoldedStatistics]:
+    """One consumer's blocks.
+
+    weight: as the layer has it, where it makes the target; removed: [inputs] bool; scale:
+    [outputs], what targets are multiplied by.
+    """
+    parts = [collector.accumulators() for collector in collectors]  # [folds][blocks]
+    count = len(parts[0])
+    weights: Sequence[Tensor | None] = [None] * count
+    scales: Sequence[Tensor | None] = [None] * count
+    if scale is not None:
+        scales = scale.chunk(count)
+    if weight is not None:
+        weights = collectors[0].consumer.weight_blocks(weight)
+    blocks = []
+    for i, first in enumerate(parts[0]):
+        off = None if removed is None else removed.repeat_interleave(first.d // len(removed))
+        own = [fold[i] for fold in parts]
+        blocks.append(FoldedStatistics(own, weights[i], off, scale=scales[i]))
+    return blocks
