@@ -179,6 +179,12 @@ class Options:
         "were cut, to what they gave in the dense model; by default as the method says",
         panel=_HOW,
     )
+    refine: int = option(
+        0,
+        "Gauss–Newton steps, at most, on the layers that make a group's units, with those that "
+        "read them fitted again after each; 4 suit 512 inputs",
+        panel=_HOW,
+    )
     epsilon: float | None = option(
         None, "between 0 and 1: stochastic greedy, for methods that select greedily", panel=_HOW
     )
@@ -312,8 +318,9 @@ class Options:
         return Recipe(
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
-            tuned(fit, ridge=self.ridge, folds=self.folds),
+            tuned(fit, ridge=self.ridge, folds=_folds(self)),
             drift=_drift(target) if refit else None,
+            refine=self.refine,
             name=row.name,
             named=selector is row.selector,
         )
@@ -369,6 +376,9 @@ class Options:
         return f"subprune.prune({', '.join(words)})"
 
 
+_REFINED_FOLDS = 8
+
+
 OPTIONS: Mapping[str, Option] = options_of(Options)
 """The table of options, by name, in the order of the signature."""
 
@@ -387,6 +397,11 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
     if isinstance(value, Mapping):
         return repr(dict(value))
     return repr(str(value) if isinstance(value, Path) else value)
+
+
+def _folds(options: Options) -> int | None:
+    """Parts of the inputs; more where one of them is left out of every step of refining."""
+    return _REFINED_FOLDS if options.folds is None and options.refine else options.folds
 
 
 def _drift(target: Target) -> Target:

@@ -170,7 +170,8 @@ def _compared(
     """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there
     are folds.
 
-    For the second, every fold runs through the masked model that was fitted without it.
+    For the second, every fold runs through the masked model that was fitted without it; a fold that
+    other things were fitted to does not count.
     """
     batches, program = calibration.batches, calibration.structure.program
     fitted, held_out = Tally(program), Tally(program)
@@ -182,12 +183,13 @@ def _compared(
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
         unseen = run.finish()
+    folds = calibration.folds or itertools.repeat(0, len(batches))
     outputs = zip(
-        done.dense.finish(), measure.outputs(small, batches), unseen, batches, strict=True
+        done.dense.finish(), measure.outputs(small, batches), unseen, batches, folds, strict=True
     )
-    for before, after, apart, batch in outputs:
+    for before, after, apart, batch, fold in outputs:
         fitted.add(before, after, batch)
-        if apart is not None:
+        if apart is not None and (done.unseen is None or fold in done.unseen):
             held_out.add(before, apart, batch)
     return fitted.result(), held_out.result() if done.versions else None
 

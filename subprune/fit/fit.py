@@ -47,6 +47,8 @@ class Work:
     kept: tuple[int, ...]
     gathered: Gathered
     scale: Tensor | None = None  # [n_units], what a selector wants outgoing weights multiplied by
+    # Strengths of a ridge that were chosen before, block by block; empty: they are to be chosen.
+    ridge: tuple[float, ...] = ()
 
     def blocks(self) -> Iterator[tuple[Consumer, Sequence[tuple[FoldedStatistics, Statistics]]]]:
         """Every consumer with the statistics of its blocks, fold by fold and whole."""

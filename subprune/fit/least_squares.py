@@ -68,29 +68,14 @@ class LeastSquares(Fit):
         fits: list[Fitted] = []
         for consumer, blocks in work.blocks():
             old = matrices(consumer, models[0])
-            own = [
-                self.block(consumer, folded, whole, work.kept, weight)
-                for (folded, whole), weight in zip(blocks, old, strict=True)
-            ]
+            own: list[Fitted] = []
+            for (folded, whole), weight in zip(blocks, old, strict=True):
+                known = work.ridge[len(fits) + len(own) :][:1] or self.strengths()
+                constant = self.has_constant(consumer)
+                own.append(_block(folded, whole, work.kept, weight, known, constant))
             self.write(work, consumer, models, own)
             fits += own
         return together(fits)
-
-    def block(
-        self,
-        consumer: Consumer,
-        folded: FoldedStatistics,
-        whole: Statistics,
-        kept: Sequence[int],
-        old: Tensor,
-    ) -> Fitted:
-        """One block of a consumer; old: [d, m], its present weights."""
-        scale, constant = folded.scale, self.has_constant(consumer)
-        if scale is None:
-            return cross_fit(folded, whole, kept, old, self.strengths(), constant)
-        # Fitted as its errors are felt, and scaled back.
-        felt = old.double() * scale.to(old.device)
-        return cross_fit(folded, whole, kept, felt, self.strengths(), constant).divided(scale, old)
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Whether a constant column joins in, whose weights go into the layer's bias."""
@@ -103,3 +88,20 @@ class LeastSquares(Fit):
         for i, tensors in enumerate(models):
             new = [f.weight if i == 0 else f.versions[i - 1] for f in fits]
             tensors[consumer.use.weight] = as_weight(consumer, tensors, new)
+
+
+def _block(
+    folded: FoldedStatistics,
+    whole: Statistics,
+    kept: Sequence[int],
+    old: Tensor,
+    strengths: Sequence[float],
+    constant: bool,
+) -> Fitted:
+    """One block of a consumer; old: [d, m], its present weights."""
+    scale = folded.scale
+    if scale is None:
+        return cross_fit(folded, whole, kept, old, strengths, constant)
+    # Fitted as its errors are felt, and scaled back.
+    felt = old.double() * scale.to(old.device)
+    return cross_fit(folded, whole, kept, felt, strengths, constant).divided(scale, old)

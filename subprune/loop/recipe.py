@@ -28,6 +28,7 @@ class Recipe:
     fit: Fit
     # What layers should give whose inputs change though none of them is cut; None: they stay.
     drift: Target | None = None
+    refine: int = 0  # steps on the layers that make a group's units, after its readers are fitted
     name: str = ""  # of the method it comes from
     named: bool = True  # whether the selector is that method's own, for messages
 

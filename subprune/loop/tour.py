@@ -40,6 +40,7 @@ class Tour:
     pruned: whether anybody looks at the activations of the model pruned so far; otherwise only its
     tensors are kept up to date. renew: whether BatchNorm statistics are re-estimated on the way.
     refit: what fits a layer whose inputs change though none of them is cut; None: none is fitted.
+    mark_all: whether the run goes back to a group's first layer once it is decided.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Tour:
         pruned: bool,
         renew: bool = False,
         refit: Refit | None = None,
+        mark_all: bool = False,
     ) -> None:
         calibration, self.setting = setting.calibration, setting
         self.dense, self.current = calibration.start(), calibration.start()
@@ -60,7 +62,7 @@ class Tour:
         self.versions: list[Tensors] = [self.current.tensors] * folds if folds > 1 else []
         self.rewritten: set[str] = set()  # tensors that fits replaced
         self._past_dense = Passage(self.dense, groups)
-        self._past_current = Passage(self.current, groups)
+        self._past_current = Passage(self.current, groups, mark_all)
         self._undecided = {g.name: g for g in groups}
         self._removed: dict[int, Tensor] = {}
         self._refit = refit
@@ -108,10 +110,10 @@ class Tour:
                 metric=self.setting.metric,
             )
             assert self._refit is not None
-            self._take_over(self._refit(place, self.models))
+            self.take_over(self._refit(place, self.models))
             self.refitted.append(layer.name)
 
-    def _take_over(self, models: Sequence[Tensors]) -> None:
+    def take_over(self, models: Sequence[Tensors]) -> None:
         """Newly fitted tensors of the model and its versions."""
         old = self.current.tensors
         self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
@@ -124,7 +126,7 @@ class Tour:
 
         start: the pruned run before it saw how many units the group has, where anything does.
         """
-        self._take_over(models)
+        self.take_over(models)
         self.current.tensors, *self.versions[:] = switched_off(group, kept, self.models)
         keep = keep_mask(group, kept)
         self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))

@@ -13,6 +13,7 @@ from torch import Tensor
 from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work
+from subprune.loop.refine import constant_of, makers, refine
 from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.plan import GroupPlan
@@ -39,6 +40,8 @@ class Walk:
     # corrected operations of the masked model
     override: dict[int, Override] = field(default_factory=dict)
     rewritten: frozenset[str] = frozenset()  # tensors that fits replaced
+    # folds that nothing was fitted to in the version without them; None: all
+    unseen: frozenset[int] | None = None
     refitted: tuple[str, ...] = ()  # layers that lost no input, and were refitted all the same
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
@@ -61,7 +64,8 @@ def walk(
     groups = setting.groups
     pruned = recipe.target.sees_pruned
     refit = None if recipe.drift is None else functools.partial(_refitted, recipe.fit, recipe.drift)
-    tour = Tour(setting, groups, pruned=pruned, renew=renew, refit=refit)
+    steps = recipe.refine > 0
+    tour = Tour(setting, groups, pruned=pruned, renew=renew, refit=refit, mark_all=steps)
     plans: dict[str, GroupPlan] = {}
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
@@ -76,6 +80,7 @@ def walk(
         override=tour.current.override,
         rewritten=frozenset(tour.rewritten),
         renewed=renewed,
+        unseen=frozenset({0}) if recipe.refine else None,
         refitted=tuple(tour.refitted),
     )
 
@@ -92,8 +97,11 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     kept = group.choice(order, k)
     before = {slot.tensor: tuple(tour.dense.tensors[slot.tensor].shape) for slot in group.slots}
     work = _work(visit, kept)
-    models, figures = _in_rounds(work, recipe.fit, recipe.target, visit.place, tour.models)
+    unfitted = tour.models
+    models, figures = _in_rounds(work, recipe.fit, recipe.target, visit.place, unfitted)
     tour.apply(group, kept, models, visit.start)
+    if recipe.refine and visit.place is not None and visit.start is not None:
+        figures = _refined(tour, visit, kept, recipe, unfitted) or figures
     tour.skip_to(visit.gathered.passed)
     curve = visit.ranking.curve
     return GroupPlan(
@@ -140,14 +148,56 @@ def _in_rounds(
     """Fit; then, as often as the target asks for it, to what it became, always from the start."""
     new = [dict(tensors) for tensors in models]
     figures = fit.apply(work, new)
+    chosen: tuple[float, ...] = ()  # strengths: anew for the first targets that moved, then kept
     for _ in range(target.repeats if place is not None else 0):
         assert place is not None
-        moved = target.moved(place, work.gathered, new)
+        moved = target.moved(place, work.gathered, work.kept, new)
         if moved is None:
             break
         new = [dict(tensors) for tensors in models]
-        figures = fit.apply(replace(work, gathered=moved), new)
+        figures = fit.apply(replace(work, gathered=moved, ridge=chosen), new)
+        chosen = figures.ridge
     return new, figures
+
+
+def _refined(
+    tour: Tour, visit: Visit, kept: tuple[int, ...], recipe: Recipe, unfitted: Sequence[Tensors]
+) -> Figures | None:
+    """Steps on the layers that make the units, with the readers fitted again after each.
+
+    unfitted: the model and its versions before the readers were fitted. None if no step stayed.
+    """
+    group, place = visit.group, visit.place
+    assert place is not None
+    layers = makers(tour.setting.calibration.structure, group)
+    if not layers or len(kept) == group.n_units:
+        return None
+    start = tour.current.fork()
+    base = switched_off(group, kept, unfitted)
+    changing = {n for m in layers for n in (m.use.weight, constant_of(m)) if n is not None}
+    latest: list[tuple[list[Tensors], Figures]] = []
+
+    def solve(tensors: Tensors) -> Tensors:
+        # Versions go the same way from where each of them is.
+        steps = {n: tensors[n] - base[0][n] for n in changing}
+        models = [{**m, **{n: m[n] + step for n, step in steps.items()}} for m in base]
+        models[0].update({n: tensors[n] for n in changing})
+        run = start.fork()
+        run.tensors = models[0]
+        run.advance(min(c.use.op for c in group.consumers))
+        here = replace(place, current=run)
+        work = Work(group=group, kept=kept, gathered=recipe.target.gather(here))
+        new, figures = _in_rounds(work, recipe.fit, recipe.target, here, models)
+        latest.append((switched_off(group, kept, new), figures))
+        return latest[-1][0][0]
+
+    aims = visit.gathered.aims
+    refine(place, start, aims, start.tensors, layers, kept, solve, recipe.refine)
+    if not latest:
+        return None
+    models, figures = latest[-1]
+    tour.take_over(models)
+    return figures
 
 
 def alone(

@@ -134,12 +134,17 @@ class Accumulator:
                 mine += theirs
         return total
 
-    def with_targets(self, other: Accumulator) -> Accumulator:
-        """The same rows with the targets of another accumulator, which saw them too."""
+    def with_targets(self, other: Accumulator, columns: Tensor | None = None) -> Accumulator:
+        """The same rows with the targets of another accumulator, which saw them too.
+
+        columns: [q], those that it saw; the products of others with the targets count as zero.
+        """
         total = Accumulator(self.d, other.m, self.units, self.where)
         if self._products is not None and other._products is not None:
-            old, new = self._products, other._products
-            total._products = Products(old.gram, new.cross, old.sums, 0, torch.float64)
+            old, cross = self._products, other._products.cross
+            if columns is not None and len(columns) < self.d:
+                cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
+            total._products = Products(old.gram, cross, old.sums, 0, torch.float64)
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
         return total

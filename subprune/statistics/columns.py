@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,6 +57,15 @@ class ColumnMap:
             if self.units.numel()
             else []
         )
+
+    def part(self, inputs: Tensor) -> ColumnMap:
+        """The same of some input features or channels [q] only."""
+        return self if len(inputs) == len(self.units) else replace(self, units=self.units[inputs])
+
+    def columns_of(self, inputs: Tensor) -> Tensor:
+        """The columns of some input features or channels [q], of a layer with one block."""
+        taps = 1 if self.conv is None else self.conv.taps
+        return (inputs[:, None] * taps + torch.arange(taps)).flatten()
 
     def output(self, a: Tensor, weight: Tensor) -> Tensor:
         """The layer's output without bias for an input a and its weight, both as the layer has

@@ -43,10 +43,15 @@ class FoldedStatistics:
         if weight is not None and scale is not None:
             self.weight = weight.double() * scale.to(weight.device)
 
-    def with_targets(self, parts: Sequence[Accumulator]) -> FoldedStatistics:
-        """The same columns with other targets: parts hold the sums with these."""
+    def with_targets(
+        self, parts: Sequence[Accumulator], columns: Tensor | None = None
+    ) -> FoldedStatistics:
+        """The same columns with other targets: parts hold the sums with these.
+
+        columns: [q], those that the parts are about; None: all.
+        """
         pairs = zip(self.parts, parts, strict=True)
-        own = [old.with_targets(new) for old, new in pairs]
+        own = [old.with_targets(new, columns) for old, new in pairs]
         return FoldedStatistics(own, gone=self.gone, scale=self.scale)
 
     @property

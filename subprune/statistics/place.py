@@ -62,17 +62,26 @@ class Gathered:
         return cls(blocks=tuple(blocks), statistics=whole, **rest)
 
     def with_targets(
-        self, consumers: Sequence[Consumer], new: Mapping[int, Sequence[ConsumerStatistics]]
+        self,
+        consumers: Sequence[Consumer],
+        new: Mapping[int, Sequence[ConsumerStatistics]],
+        columns: Mapping[int, Tensor],
     ) -> Gathered:
-        """The same with other targets of some consumers, by operation, fold by fold."""
+        """The same with other targets of some consumers, by operation, fold by fold.
+
+        columns: by operation, those [q] whose products with the targets are known; all of layers
+        with several blocks.
+        """
         blocks: list[FoldedStatistics] = []
         for consumer in consumers:
             own = self.blocks[len(blocks) : len(blocks) + consumer.groups]
             folds = new.get(consumer.use.op)
             if folds is not None:
                 parts = [fold.accumulators() for fold in folds]  # [folds][blocks]
+                which = columns[consumer.use.op] if consumer.groups == 1 else None
                 own = tuple(
-                    block.with_targets([fold[i] for fold in parts]) for i, block in enumerate(own)
+                    block.with_targets([fold[i] for fold in parts], which)
+                    for i, block in enumerate(own)
                 )
             blocks += own
         return Gathered.of(blocks, tensors=self.tensors, passed=self.passed, aims=self.aims)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from subprune.program.program import flat_tensors
 from subprune.statistics.arrival import factors, felt_scale, offset, spread
-from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
 
@@ -37,7 +36,7 @@ class Residual(Target):
 
     name: ClassVar[str] = "residual"
     _symmetric: ClassVar[bool] = False
-    rounds: int = 2
+    rounds: int = 3
     metric: bool = True
 
     @property
@@ -73,7 +72,7 @@ class Residual(Target):
             passed=passed,
             scales=self._scales(place) if aims else None,
             tensors=place.current.tensors if aims else None,
-            aims=aims if self._moving(place) else None,
+            aims=aims,
         )
 
     def _scales(self, place: Place) -> dict[int, Tensor | None]:
@@ -104,7 +103,11 @@ class Residual(Target):
         return [c for c in in_order(place) if c.landing is not None and c.landing.rectified]
 
     def moved(
-        self, place: Place, gathered: Gathered, models: Sequence[Mapping[str, Tensor]]
+        self,
+        place: Place,
+        gathered: Gathered,
+        kept: Sequence[int],
+        models: Sequence[Mapping[str, Tensor]],
     ) -> Gathered | None:
         """The same inputs with targets that the fitted models make easier; None if none moves.
 
@@ -113,21 +116,35 @@ class Residual(Target):
         moving = self._moving(place)
         if not moving or not gathered.aims:
             return None
-        collectors, source = self._collectors(place, gram=False), place.current.fork()
+        source = place.current.fork()
+        inputs = {c.use.op: _staying(c, kept) for c in moving}
+        collectors = self._collectors(place, inputs)
         for consumer in moving:
             index = consumer.use.op
             source.advance(index)
-            mapping = column_map(consumer, source.programs[0], consumer.name)
+            mapping = collectors[index][0].consumer
+            own, dim = inputs[index], consumer.use.product.features
             for i, fold in enumerate(source.folds):
                 tensors = models[1 + fold] if len(models) > 1 else models[0]
                 x, aim = source.argument(index, i), gathered.aims[index][i]
-                z = mapping.output(x, consumer_weight(consumer, tensors))
+                weight = consumer_weight(consumer, tensors)
+                if len(own) < x.shape[dim]:
+                    x, weight = x.index_select(dim, own), weight.index_select(1, own)
+                z = mapping.output(x, weight)
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
                 y = self._wanted(place, consumer, source, i, easier)
                 collectors[index][fold].update(x, y)
-        own = {c.use.op: collectors[c.use.op] for c in moving}
-        return gathered.with_targets(place.group.reweightable, own)
+        columns = {op: collectors[op][0].consumer.columns_of(own) for op, own in inputs.items()}
+        return gathered.with_targets(place.group.reweightable, collectors, columns)
+
+
+def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:
+    """The inputs of a consumer that stay: those of kept units, and of none; all of a grouped one."""
+    units = torch.as_tensor(consumer.units_of(consumer.columns.size * consumer.groups))
+    if consumer.groups > 1:
+        return torch.arange(len(units))
+    return torch.isin(units, torch.tensor([-1, *kept])).nonzero().flatten()
 
 
 def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]]:

@@ -178,12 +178,13 @@ class Passage:
 
     A group that changes norms or means changes values between its first layer and its consumers;
     once it is decided, the run must go on from that first layer. Every run is marked there when it
-    comes by.
+    comes by; with `mark_all`, for every group, since layers that make its units change too.
     """
 
-    def __init__(self, run: Run, groups: Sequence[Group]) -> None:
+    def __init__(self, run: Run, groups: Sequence[Group], mark_all: bool = False) -> None:
         self.run = run
-        self._narrowing = sorted((g for g in groups if g.narrowings), key=lambda g: g.first_op)
+        marked = [g for g in groups if g.narrowings or mark_all]
+        self._narrowing = sorted(marked, key=lambda g: g.first_op)
         self._marks: dict[str, Run] = {}
 
     def go_to(self, group: Group) -> Run | None:

@@ -52,11 +52,16 @@ class Target(ABC):
         return False
 
     def moved(
-        self, place: Place, gathered: Gathered, models: Sequence[Mapping[str, Tensor]]
+        self,
+        place: Place,
+        gathered: Gathered,
+        kept: Sequence[int],
+        models: Sequence[Mapping[str, Tensor]],
     ) -> Gathered | None:
         """What to fit to next, now that these models were fitted; None: nothing else.
 
-        models: the model fitted to all inputs, then its version without each fold.
+        kept: the units that stay; statistics of the columns of others need not be right. models:
+        the model fitted to all inputs, then its version without each fold.
         """
         return None
 
@@ -70,10 +75,13 @@ class Target(ABC):
         """How often `moved` may be asked."""
         return 0
 
-    def _collectors(self, place: Place, gram: bool = True) -> dict[int, list[ConsumerStatistics]]:
+    def _collectors(
+        self, place: Place, inputs: Mapping[int, Tensor] | None = None
+    ) -> dict[int, list[ConsumerStatistics]]:
         """By operation: one collector for each fold of the inputs.
 
-        gram: whether products of inputs with inputs are collected, or those with targets only.
+        inputs: by operation, the input features or channels [q] whose products with targets are
+        collected; None: those of all, and of the inputs with each other.
         """
         group, program = place.group, place.current.programs[0]
         sampled = None
@@ -83,9 +91,13 @@ class Target(ABC):
         collectors = {}
         for consumer in in_order(place):
             mapping = column_map(consumer, program, f"layer {consumer.name!r}")
+            if inputs is not None:
+                if consumer.use.op not in inputs:
+                    continue
+                mapping = mapping.part(inputs[consumer.use.op])
             collectors[consumer.use.op] = [
                 ConsumerStatistics(
-                    mapping, self._symmetric, generator=sampled, clip=self.clip, gram=gram
+                    mapping, self._symmetric, generator=sampled, clip=self.clip, gram=inputs is None
                 )
                 for _ in folds
             ]

@@ -1,0 +1,346 @@
+"""Gauss–Newton steps on the layers that make a group's units, after those that read them are fitted.
+
+The layers that read the kept units were fitted to what the dense model has where their outputs
+land. What makes the units was not: its weights still aim at units as they were. A step moves them
+along what lessens the error ρ at the landings:
+
+    g = Σ x·Dᵀ                with D what ρ says about the units' pre-activations, by autograd
+    step = (G + damping)⁻¹ g (S + damping)⁻¹
+
+G: products of the layer's inputs; S: how much two units pull on the same outputs, from the weights
+that read them and how often both are active. How far to go along the step and the one before is
+least squares on what they change at the landings. A step is made from all folds of the inputs but
+one, a different one each time, and stays only if it lessens the error on that one; then the readers
+are fitted again. The first fold has no say in any step: what the version of the model that was
+fitted without it does on it is what the report may tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from subprune.program.ops import activation
+from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.arrival import factors, felt_scale, spread
+from subprune.statistics.columns import column_map
+from subprune.statistics.consumers import consumer_weight, stored_weight
+
+if TYPE_CHECKING:
+    from subprune.fit.fit import Tensors
+    from subprune.statistics.place import Place
+    from subprune.statistics.runs import Run
+    from subprune.structure.groups import Consumer, Group, Structure
+
+__all__ = ["Refined", "constant_of", "makers", "refine"]
+
+_INPUT_DAMPING = 1e-2  # of the mean energy of a column
+_UNIT_DAMPING = 0.05  # of the mean of S's diagonal
+_SHRINKS = (1.0, 0.4, 0.15)  # of the best length, tried in turn
+
+Solve = Callable[["Tensors"], "Tensors"]
+"""Fits the readers anew to what the tensors' model computes."""
+
+
+def makers(structure: Structure, group: Group) -> list[Consumer]:
+    """The layers that make the group's units, if steps can be taken on all of them; else none.
+
+    All their outputs are units, each in a row of its own, and all stand before the readers.
+    """
+    if group.narrowings or any(c.landing is None for c in group.reweightable):
+        return []
+    if len(group.reweightable) < len(group.consumers):
+        return []
+    layers = {layer.use.weight: layer for layer in structure.layers}
+    found = []
+    for slot in group.slots:
+        if (
+            slot.role != "producer"
+            or len(structure.program.values[structure.program.tensors[slot.tensor]].shape) < 2
+        ):
+            continue
+        layer = layers.get(slot.tensor)
+        if layer is None or not layer.reweightable or layer.groups > 1:
+            return []
+        if slot.dim != layer.use.out_dim or slot.units.min() < 0:
+            return []
+        found.append(layer)
+    first = min((c.use.op for c in group.consumers), default=0)
+    return found if found and all(m.use.op < first for m in found) else []
+
+
+@dataclass(frozen=True)
+class Refined:
+    """What steps led to."""
+
+    tensors: Tensors
+    steps: int  # that stayed
+    before: float  # relative error at the landings, on the inputs held out from the first step
+    after: float  # and the same with the steps
+
+
+class _Block:
+    """The operations from the first maker to the landings, on the inputs of a run before them."""
+
+    def __init__(self, place: Place, start: Run, aims: Mapping[int, Sequence[Tensor]]) -> None:
+        self.place, self.start, self.aims = place, start, aims
+        self.readers = sorted(place.group.reweightable, key=lambda c: c.use.op)
+        self.stop = 1 + max(c.landing.op for c in self.readers if c.landing is not None)
+        self.folds = start.folds
+
+    def landed(self, batch: int, tensors: Mapping[str, Tensor], grad: bool) -> dict[int, Tensor]:
+        """By reader: its value at the landing, in a model with these tensors."""
+        program, env = self.start.programs[batch], dict(self.start.envs[batch])
+        wanted = {c.landing.value for c in self.readers if c.landing is not None}
+        program.run(
+            env,
+            tensors,
+            self.start.position,
+            self.stop,
+            keep=wanted.__contains__,
+            override=self.start.override,
+            grad=grad,
+        )
+        return {c.use.op: env[c.landing.value] for c in self.readers if c.landing is not None}
+
+    def wrong(self, reader: Consumer, batch: int, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """ρ = √w·(s − ŝ) at a landing, and where it counts (None: everywhere).
+
+        Where only ReLU reads a value that should be negative, being negative is enough.
+        """
+        landing = reader.landing
+        assert landing is not None
+        aim = self.aims[reader.use.op][batch]
+        metric = self.place.metric
+        felt = None if metric is None else metric.get(landing.value)
+        rest, counts = aim - value, None
+        if landing.rectified:
+            counts = (aim >= 0) | (value > 0)
+            rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
+        if felt is not None:
+            rest = rest * spread(felt, landing, rest.ndim).to(rest)
+        return rest, counts
+
+    def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
+        """Σ‖ρ‖² over some batches."""
+        total = 0.0
+        for i in batches:
+            values = self.landed(i, tensors, grad=False)
+            total += sum(
+                float(self.wrong(c, i, values[c.use.op])[0].double().square().sum())
+                for c in self.readers
+            )
+        return total
+
+
+def refine(
+    place: Place,
+    start: Run,
+    aims: Mapping[int, Sequence[Tensor]],
+    tensors: Tensors,
+    layers: Sequence[Consumer],
+    kept: Sequence[int],
+    solve: Solve,
+    steps: int,
+) -> Refined:
+    """Take steps on the makers `layers`, and fit the readers again after each.
+
+    place: where the readers stand; start: the run before the first maker; aims: by reader, the
+    dense values at its landing, batch by batch; tensors: of the model with the readers fitted.
+    """
+    block = _Block(place, start, aims)
+    every = sorted(set(block.folds))
+    folds = every[1:] if len(every) > 2 else every
+    directions: dict[str, Tensor] = {}
+    taken, before = 0, float("nan")
+    inverses = [_inverse(layer, start) for layer in layers]
+    for step in range(steps):
+        held = folds[step % len(folds)]
+        seen = [
+            i for i, f in enumerate(block.folds) if f in folds and (f != held or len(folds) == 1)
+        ]
+        judged = [i for i, f in enumerate(block.folds) if f == held]
+        old = block.loss(tensors, judged)
+        before = old if step == 0 else before
+        changes = _steps(block, tensors, layers, inverses, kept, seen)
+        better = _best(block, tensors, [changes, directions], seen, judged, old)
+        if better is None:
+            break
+        directions = {n: better[n] - tensors[n].to(better[n]) for n in better}
+        moved = {**tensors, **{n: x.to(tensors[n]) for n, x in better.items()}}
+        tensors = solve(moved)
+        taken += 1
+    judged = [i for i, f in enumerate(block.folds) if f == folds[0]]
+    after = block.loss(tensors, judged) if taken else before
+    return Refined(tensors, taken, before, after)
+
+
+def _inverse(layer: Consumer, start: Run) -> Tensor:
+    """(G + damping)⁻¹ of a maker's inputs with a constant column, [d + 1, d + 1]."""
+    source = start.fork()
+    source.advance(layer.use.op)
+    mapping = column_map(layer, source.programs[0], layer.name)
+    collector = ConsumerStatistics(mapping, symmetric=True)
+    for i in range(len(source.envs)):
+        collector.update(source.argument(layer.use.op, i))
+    (sums,) = collector.result(consumer_weight(layer, source.tensors))
+    count = torch.full((1,), float(sums.rows), dtype=torch.float64)
+    top = torch.cat([sums.gram, sums.sums[:, None]], 1)
+    gram = torch.cat([top, torch.cat([sums.sums, count])[None]])
+    diagonal = gram.diagonal()
+    diagonal += _INPUT_DAMPING * diagonal.clamp_min(float(diagonal.mean()) * 1e-6)
+    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+
+
+def _steps(
+    block: _Block,
+    tensors: Tensors,
+    layers: Sequence[Consumer],
+    inverses: Sequence[Tensor],
+    kept: Sequence[int],
+    batches: Sequence[int],
+) -> dict[str, Tensor]:
+    """By tensor: the preconditioned step of the makers' weights and constants."""
+    names = [layer.use.weight for layer in layers]
+    biases = [constant_of(layer) for layer in layers]
+    leaves = {
+        n: tensors[n].detach().clone().requires_grad_() for n in [*names, *filter(None, biases)]
+    }
+    trial = {**tensors, **leaves}
+    for i in batches:
+        values = block.landed(i, trial, grad=True)
+        with torch.enable_grad():
+            losses = [
+                block.wrong(c, i, values[c.use.op])[0].double().square().sum()
+                for c in block.readers
+            ]
+            total = torch.stack(losses).sum() / 2
+        total.backward()
+    pulls = _pulls(block, tensors, layers)
+    changes: dict[str, Tensor] = {}
+    for layer, inverse, bias in zip(layers, inverses, biases, strict=True):
+        slope = leaves[layer.use.weight].grad
+        assert slope is not None
+        own = consumer_weight(layer, {layer.use.weight: slope})
+        wanted = -own.flatten(1).double()  # [units, d]
+        factor = (
+            None if layer.landing is None else factors(layer.landing, tensors, layer.landing.before)
+        )
+        last = torch.zeros(len(wanted), 1, dtype=torch.float64)
+        if bias is not None:
+            shift = leaves[bias].grad
+            assert shift is not None
+            last = -shift.double()[:, None] * (1 if factor is None else factor[:, None])
+        wide = torch.cat([wanted, last], 1)  # [units, d + 1]
+        solved = _per_unit(pulls[layer.use.weight], wide @ inverse, kept)
+        shape = consumer_weight(layer, tensors).shape
+        changes[layer.use.weight] = stored_weight(layer, solved[:, :-1].reshape(shape))
+        if bias is not None:
+            change = solved[:, -1]
+            changes[bias] = change if factor is None else change * factor
+    return changes
+
+
+def constant_of(layer: Consumer) -> str | None:
+    return None if layer.landing is None else layer.landing.constant
+
+
+def _per_unit(pull: Tensor, rows: Tensor, kept: Sequence[int]) -> Tensor:
+    """(S + damping)⁻¹ on the rows [units, d] of the kept units; zero for the others."""
+    chosen = torch.as_tensor(sorted(kept))
+    own = pull[chosen][:, chosen].clone()
+    own.diagonal().add_(_UNIT_DAMPING * float(own.diagonal().mean()) or 1.0)
+    result = torch.zeros_like(rows)
+    result[chosen] = torch.linalg.solve(own, rows[chosen])
+    return result
+
+
+def _pulls(block: _Block, tensors: Tensors, layers: Sequence[Consumer]) -> dict[str, Tensor]:
+    """By maker: S, how much two units pull on the same outputs, [units, units]."""
+    n = block.place.group.n_units
+    together = torch.zeros(n, n, dtype=torch.float64)
+    for reader in block.readers:
+        weight = consumer_weight(reader, tensors).double()
+        scale = felt_scale(reader.landing, tensors, block.place.metric)
+        if scale is not None:
+            weight = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+        units = torch.as_tensor(reader.columns)
+        rows = weight.movedim(1, 0).flatten(1)  # [inputs, outputs · taps]
+        mine = units >= 0
+        by_unit = torch.zeros(n, rows.shape[1], dtype=torch.float64)
+        by_unit.index_add_(0, units[mine], rows[mine])
+        together += by_unit @ by_unit.T * _active(block, reader, n)
+    pulls = {}
+    for layer in layers:
+        factor = None if layer.landing is None else factors(layer.landing, tensors)
+        pulls[layer.use.weight] = (
+            together if factor is None else together * torch.outer(factor, factor)
+        )
+    return pulls
+
+
+def _active(block: _Block, reader: Consumer, n: int) -> Tensor:
+    """How often two units are both different from zero where the reader sees them."""
+    run, op = block.place.current, block.start.programs[0].ops[reader.use.op]
+    x = run.programs[0].argument(op, activation(op), run.envs[0], run.tensors)
+    on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
+    rows = on.reshape(-1, on.shape[-1])
+    both = (rows.T @ rows / len(rows)).double()
+    units = torch.as_tensor(reader.columns)
+    if len(units) != n or int(units.min()) < 0 or len(both) != n:
+        return torch.ones(n, n, dtype=torch.float64)
+    shares = torch.zeros(n, n, dtype=torch.float64)
+    shares[units[:, None], units[None]] = both
+    return shares
+
+
+def _best(
+    block: _Block,
+    tensors: Tensors,
+    candidates: Sequence[Mapping[str, Tensor]],
+    seen: Sequence[int],
+    judged: Sequence[int],
+    old: float,
+) -> dict[str, Tensor] | None:
+    """The tensors moved along the steps, as far as lessens the error most; None if none does."""
+    steps = [step for step in candidates if step]
+    moved = [
+        {**tensors, **{n: (tensors[n].double() + x).to(tensors[n]) for n, x in step.items()}}
+        for step in steps
+    ]
+    q = len(steps)
+    normal, wanted = torch.zeros(q, q, dtype=torch.float64), torch.zeros(q, dtype=torch.float64)
+    for i in seen:
+        here = block.landed(i, tensors, grad=False)
+        there = [block.landed(i, m, grad=False) for m in moved]
+        for reader in block.readers:
+            op = reader.use.op
+            rest, counts = block.wrong(reader, i, here[op])
+            landing, metric = reader.landing, block.place.metric
+            assert landing is not None
+            changes = [t[op] - here[op] for t in there]
+            felt = None if metric is None else metric.get(landing.value)
+            if felt is not None:
+                factor = spread(felt, landing, rest.ndim).to(rest)
+                changes = [c * factor for c in changes]
+            if counts is not None:
+                changes = [c * counts for c in changes]
+            flat = torch.stack([c.flatten() for c in changes]).double()
+            normal += flat @ flat.T
+            wanted += flat @ rest.flatten().double()
+    normal.diagonal().add_(1e-9 * float(normal.diagonal().mean()) + 1e-300)
+    lengths = torch.linalg.solve(normal, wanted)
+    for shrink in _SHRINKS:
+        new = {
+            n: tensors[n].double()
+            + shrink * sum(float(a) * s[n] for a, s in zip(lengths, steps, strict=True) if n in s)
+            for n in steps[0]
+        }
+        trial = {**tensors, **{n: x.to(tensors[n]) for n, x in new.items()}}
+        if block.loss(trial, judged) < old:
+            return new
+    return None
