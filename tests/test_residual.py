@@ -1,0 +1,311 @@
+"""The residual target, its metric and its rounds, against explicit rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from landing_nets import NETS, Net, Problem, refit, slow_choice, slow_refit
+from torch import Tensor, nn
+from views import setting_of
+from zoo import ZOO, run
+
+import subprune
+from subprune.data.batches import batches
+from subprune.fit.affine import Affine
+from subprune.loop.tour import Tour
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.metric import PROBES, measure_metric
+from subprune.statistics.place import Place, generator
+from subprune.statistics.residual import Residual
+from subprune.structure.groups import Consumer
+
+QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
+EXACT = Affine(ridge=0.0, folds=1)
+
+
+def pruned(
+    net: Net, model: nn.Module, x: Tensor, target: Residual, **options: Any
+) -> subprune.Result:
+    settings = {"budgets": net.keep, "method": "auto", "fit": EXACT, **options}
+    return subprune.prune(model, x, target=target, **settings, **QUIET)
+
+
+def outputs(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y: Tensor = model(x)
+    return y
+
+
+def calibration_of(model: nn.Module, x: Tensor, folds: int = 1) -> Calibration:
+    return Calibration.of(model, batches([x], model, None), folds)
+
+
+def consumer_of(calibration: Calibration, name: str) -> Consumer:
+    return next(c for c in calibration.structure.layers if c.name == name)
+
+
+# ---- the fit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rounds", "metric"), [(0, False), (1, False), (2, True)])
+@pytest.mark.parametrize("name", NETS)
+def test_auto_is_least_squares_layer_by_layer(name: str, rounds: int, metric: bool) -> None:
+    """Also where outputs are felt more or less: without a ridge each has weights of its own."""
+    net = NETS[name]
+    dense, x = net.build(), net.data()
+    result = pruned(net, dense, x, Residual(rounds=rounds, metric=metric))
+    slow = slow_refit(net, dense, x, result.plan.kept, rounds)
+    unseen = net.data(20, seed=9)
+    torch.testing.assert_close(
+        outputs(result.model, unseen), outputs(slow, unseen), rtol=1e-6, atol=1e-8
+    )
+
+
+def test_the_constant_is_in_the_bias_of_the_norm() -> None:
+    net = NETS["plain"]
+    dense, x = net.build(), net.data()
+    result = pruned(net, dense, x, Residual(rounds=0, metric=False), drift=False)
+    slow = copy.deepcopy(dense)
+    refit(slow, dense, x, net.layers[0], result.plan.kept["c1"], 0)
+    small = result.model
+    torch.testing.assert_close(small.b2.bias, slow.b2.bias)
+    assert not torch.allclose(small.b2.bias, dense.b2.bias)
+    for name in ("weight", "running_mean", "running_var"):
+        assert torch.equal(getattr(small.b2, name), getattr(dense.b2, name))
+    kept = list(result.plan.kept["c1"])
+    torch.testing.assert_close(small.c2.weight, slow.c2.weight[:, kept])
+    left = outputs(nn.Sequential(small.c1, small.b1, nn.ReLU(), small.c2, small.b2), x)
+    whole = outputs(nn.Sequential(dense.c1, dense.b1, nn.ReLU(), dense.c2, dense.b2), x)
+    assert float((left - whole).mean((0, 2, 3)).abs().max()) < 1e-12
+
+
+def test_a_round_is_the_move_made_by_hand() -> None:
+    """Targets that are negative move to what the first fit gave, if that is, or to zero."""
+    net = NETS["plain"]
+    dense, x = net.build(), net.data()
+    layer = net.layers[0]
+    results = [pruned(net, dense, x, Residual(rounds=r, metric=False), drift=False) for r in (0, 1)]
+    kept = results[0].plan.kept["c1"]
+    assert results[1].plan.kept["c1"] == kept  # units are chosen before anything moves
+    slow = copy.deepcopy(dense)
+    refit(slow, dense, x, layer, kept, 1)
+    torch.testing.assert_close(results[1].model.c2.weight, slow.c2.weight[:, list(kept)])
+    torch.testing.assert_close(results[1].model.b2.bias, slow.b2.bias)
+    rectified = []
+    for model in (dense, *(r.model for r in results)):
+        rectified.append(
+            F.relu(outputs(nn.Sequential(model.c1, model.b1, nn.ReLU(), model.c2, model.b2), x))
+        )
+    errors = [float((r - rectified[0]).square().sum()) for r in rectified[1:]]
+    assert errors[1] < errors[0]
+
+
+def test_each_version_is_moved_and_fitted_without_its_fold() -> None:
+    """The inputs of a fold are judged by the version that has not seen them."""
+    net = NETS["plain"]
+    dense, x = net.build(), net.data(32)
+    layer = net.layers[0]
+    fit = Affine(ridge=0.0, folds=4)
+    result = pruned(net, dense, x, Residual(rounds=1, metric=False), fit=fit, drift=False)
+    kept = result.plan.kept["c1"]
+    fold = np.arange(len(x)) % 4
+    problem = Problem.of(dense, dense, x, layer)
+    places = len(problem.rows) // len(x)
+    own = np.repeat(fold, places)
+    moved = problem.wanted.copy()
+    for f in range(4):
+        version = copy.deepcopy(dense)
+        refit(version, dense, x[fold != f], layer, kept, 0)
+        given = Problem.of(version, version, x[fold == f], layer).wanted
+        here = problem.wanted[own == f]
+        moved[own == f] = np.where(here < 0, np.minimum(given, 0), here)
+    on = np.repeat(np.isin(np.arange(8), kept), 9)
+    wide = np.hstack([problem.rows[:, on], np.ones((len(own), 1))])
+    squares = 0.0
+    for f in range(4):
+        target = problem.target(moved) * problem.factor
+        new = np.linalg.lstsq(wide[own != f], target[own != f], rcond=None)[0]
+        squares += float(np.square(target[own == f] - wide[own == f] @ new).sum())
+    energy = float(np.square(problem.target(moved) * problem.factor).sum())
+    assert result.plan.groups[0].held_out == pytest.approx(squares / energy, rel=1e-6)
+
+
+# ---- the choice of units -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", [False, True])
+@pytest.mark.parametrize("name", ["plain", "stream", "rows"])
+def test_units_are_chosen_by_what_is_felt_where_they_land(name: str, metric: bool) -> None:
+    """Greedy by trying every unit, on the pruned model so far, with a constant that is free."""
+    net = NETS[name]
+    dense, x = net.build(), net.data()
+    result = pruned(net, dense, x, Residual(rounds=0, metric=metric))
+    current = copy.deepcopy(dense)
+    felt = slow_metric(dense, x, {layer.lands for layer in net.layers})
+    for layer in net.layers:
+        kept = None
+        if layer.group is not None:
+            own = felt[layer.lands].sqrt().numpy() if metric else np.ones(1)
+            problem = Problem.of(current, dense, x, layer)
+            taps = 9 if name == "plain" else 1
+            kept = slow_choice(problem, net.keep[layer.group], taps, own, layer.constant)
+            assert result.plan.kept[layer.group] == tuple(sorted(kept)), layer
+        refit(current, dense, x, layer, kept, 0)
+
+
+# ---- the metric --------------------------------------------------------------------------------
+
+
+def slow_metric(
+    model: nn.Module, x: Tensor, taps: set[str], probes: int | None = None
+) -> dict[str, Tensor]:
+    """By landing: mean squared gradient of every channel; with the signs that are drawn, or others."""
+    values: dict[str, Tensor] = {}
+    hooks = [
+        model.get_submodule(name).register_forward_hook(
+            lambda m, args, y, name=name: values.update({name: y})
+        )
+        for name in taps
+    ]
+    output = model(x.clone().requires_grad_())
+    for hook in hooks:
+        hook.remove()
+    random = generator(0, "metric") if probes is None else torch.Generator().manual_seed(3)
+    sums = {name: torch.zeros(values[name].shape[1]).double() for name in taps}
+    for _ in range(PROBES if probes is None else probes):
+        signs = 2 * torch.randint(0, 2, output.shape, generator=random) - 1
+        felt = (signs * (output - output.mean(1, keepdim=True))).sum()
+        grads = torch.autograd.grad(felt, [values[n] for n in taps], retain_graph=True)
+        for name, grad in zip(taps, grads, strict=True):
+            sums[name] += grad.movedim(1, 0).flatten(1).square().mean(1)
+    return {name: total / (probes or PROBES) for name, total in sums.items()}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_metric_is_the_gradient_along_random_signs(name: str) -> None:
+    net = NETS[name]
+    model, x = net.build(), net.data()
+    calibration = calibration_of(model, x)
+    found = measure_metric(calibration, calibration.structure.layers)
+    slow = slow_metric(model, x, {layer.lands for layer in net.layers})
+    for layer in net.layers:
+        landing = consumer_of(calibration, layer.name).landing
+        assert landing is not None
+        torch.testing.assert_close(found[landing.value].square(), slow[layer.lands])
+
+
+def test_the_metric_is_what_many_signs_say() -> None:
+    """In expectation: the squares of the Jacobian of the centred scores, summed over the classes."""
+    net = NETS["rows"]
+    model, x = net.build(), net.data()
+    many = slow_metric(model, x, {"t"}, probes=400)["t"]
+    values: list[Tensor] = []
+    hook = model.t.register_forward_hook(lambda m, args, y: values.append(y))
+    outputs(model, x)
+    hook.remove()
+    weight = model.head.weight - model.head.weight.mean(0)  # [classes, 5]
+    on = (values[0] > 0).double().mean(0)
+    expected = on * weight.square().sum(0)
+    torch.testing.assert_close(many, expected.detach(), rtol=0.1, atol=1e-3)
+    calibration = calibration_of(model, x)
+    landing = consumer_of(calibration, "b").landing
+    assert landing is not None
+    few = measure_metric(calibration, calibration.structure.layers)[landing.value].square()
+    torch.testing.assert_close(few, expected.detach(), rtol=0.6, atol=1e-3)
+
+
+def test_frozen_parameters_do_not_hide_the_metric() -> None:
+    net = NETS["blocks"]
+    model, x = net.build(), net.data()
+    metrics = []
+    for needed in (True, False):
+        calibration = calibration_of(model.requires_grad_(needed), x)
+        metrics.append(measure_metric(calibration, calibration.structure.layers))
+    assert metrics[0].keys() == metrics[1].keys()
+    for value, felt in metrics[0].items():
+        torch.testing.assert_close(felt, metrics[1][value])
+
+
+# ---- outputs that nobody feels -----------------------------------------------------------------
+
+
+# ---- several readers ---------------------------------------------------------------------------
+
+
+class TwoReaders(nn.Module):
+    """Two layers that read the same units: into one sum, or each on its own."""
+
+    def __init__(self, kernel: int = 1, one: bool = True) -> None:
+        super().__init__()
+        self.one = one
+        self.first, self.mid = nn.Conv2d(3, 12, 1), nn.Conv2d(12, 10, 1)
+        self.a, self.b = nn.Conv2d(10, 5, kernel), nn.Conv2d(10, 5, kernel)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.mid(F.relu(self.first(x))))
+        if self.one:
+            return self.last(F.relu(self.a(x) + self.b(x)).mean((2, 3)))
+        return self.last((torch.tanh(self.a(x)) + F.relu(self.b(x))).mean((2, 3)))
+
+
+def place_of(model: nn.Module, x: Tensor, group: str, folds: int = 1) -> Place:
+    """Before a group of the dense model."""
+    calibration = calibration_of(model, x, folds)
+    tour = Tour(setting_of(calibration), calibration.structure.inner(), pruned=False)
+    return tour.go_to(calibration.structure[group])
+
+
+# ---- the method --------------------------------------------------------------------------------
+
+
+def test_the_classifier_is_refitted_too() -> None:
+    net = NETS["blocks"]
+    dense, x = net.build(), net.data()
+    result = subprune.prune(dense, x, budgets=net.keep, method="auto", **QUIET)
+    assert not torch.allclose(result.model.head.weight, dense.head.weight)
+    assert "3 layers that lost no input were refitted too" in result.report.notes
+    still = subprune.prune(dense, x, budgets=net.keep, method="auto", drift=False, **QUIET)
+    assert torch.equal(still.model.head.weight, dense.head.weight)
+    assert not any("refitted" in note for note in still.report.notes)
+
+
+@pytest.mark.parametrize("options", [{"fit": "keep"}, {"target": "layer"}], ids=str)
+def test_parts_of_auto_can_be_replaced(options: dict[str, Any]) -> None:
+    """Nobody asked for drift: it is not refused where it would have no effect."""
+    net = NETS["plain"]
+    model, x = net.build(), net.data()
+    result = subprune.prune(model, x, budgets=net.keep, method="auto", **options, **QUIET)
+    assert result.plan.counts == net.keep
+
+
+def test_auto_stays_nearer_than_the_default() -> None:
+    net = NETS["blocks"]
+    dense, x, unseen = net.build(), net.data(64), net.data(100, seed=5)
+    changes = []
+    for options in ({"method": "auto"}, {}):
+        result = subprune.prune(dense, x, budgets=net.keep, **options, **QUIET)
+        changes.append(float((outputs(result.model, unseen) - outputs(dense, unseen)).norm()))
+    assert changes[0] < changes[1]
+
+
+SAMPLE = (
+    *("lenet", "resnet20-B", "bottleneck", "resnext", "grouped-transpose", "norms", "shuffles"),
+    *("mha", "tied", "encoder-decoder-pre", "vit", "massive", "experts", "segmenter"),
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_networks_of_the_zoo(name: str) -> None:
+    """That the cut equals its masked twin is checked inside; the outputs must be numbers."""
+    model, example = ZOO[name].build()
+    result = subprune.prune(
+        model, torch.zeros(1, 1), compression=1.4, method="auto", forward=lambda _: example, **QUIET
+    )
+    assert result.plan.counts
+    assert all(torch.isfinite(x).all() for x in run(result.model, example))
