@@ -204,6 +204,26 @@ def test_a_norm_without_parameters_is_a_scaling_without_a_constant() -> None:
     assert (step.weight, step.bias, found.constant) == (None, None, None)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_bias_behind_a_sum_is_not_one_layers_own(norm: bool) -> None:
+    """Two layers without a bias are added, and the sum is normed: each would write its constant."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(5, 8)
+            self.a, self.b = nn.Linear(8, 5, bias=False), nn.Linear(8, 5, bias=False)
+            self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+            self.head = nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.first(x))
+            return self.head(F.relu(self.norm(self.a(x) + self.b(x))))
+
+    structure = structure_of(made(Two), VECTORS)
+    assert [landing(structure, layer).constant for layer in "ab"] == [None, None]
+
+
 def test_a_bias_that_is_scaled_has_no_landing() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -288,3 +308,28 @@ def test_looking_ahead_leaves_the_run_where_it_was() -> None:
     assert all(torch.equal(run.envs[0][value], t) for value, t in before.items())
     run.advance(consumer.landing.op)
     torch.testing.assert_close(first, run.envs[0][late.value])
+
+
+def test_a_shortcut_that_is_changed_in_place_after_the_layer_ends_the_way() -> None:
+    """It cannot be made ahead of the run without changing what the run has."""
+
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.r = nn.Linear(5, 8), nn.Linear(8, 4), nn.Linear(5, 4)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            r = self.r(x)
+            view = r.view(-1)
+            z = self.b(F.relu(self.a(x)))
+            r.add_(1.0)
+            return self.head(F.relu(z + r)) + view.view(-1, 4)[:, :3]
+
+    model, x = made(Changed), torch.randn(100, 5, dtype=torch.float64)
+    assert steps(landing(structure_of(model, (100, 5)), "b")) == ""
+    result = subprune.prune(model, x, keep=0.6, method="auto", **QUIET)
+    plain = subprune.prune(model, x, keep=0.6, **QUIET)
+    with torch.no_grad():
+        errors = [float((r.model(x) - model(x)).square().sum()) for r in (result, plain)]
+    assert errors[0] < 1.5 * errors[1]
