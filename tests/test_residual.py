@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from landing_nets import NETS, Net, Problem, refit, slow_choice, slow_refit
+from landing_nets import NETS, Net, Problem, made, refit, slow_choice, slow_refit
 from torch import Tensor, nn
 from views import setting_of
 from zoo import ZOO, run
@@ -229,6 +229,64 @@ def test_frozen_parameters_do_not_hide_the_metric() -> None:
     assert metrics[0].keys() == metrics[1].keys()
     for value, felt in metrics[0].items():
         torch.testing.assert_close(felt, metrics[1][value])
+
+
+class Overwriting(nn.Module):
+    """A layer's output that is overwritten in place, and looked at through a view before."""
+
+    def __init__(self, inplace: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(5, 8), nn.Linear(8, 4), nn.Linear(4, 3)
+        self.inplace = inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.b(F.relu(self.a(x)))
+        view = z.view(-1)
+        if self.inplace:
+            z.mul_(2.0).add_(1.0)
+            return self.head(torch.tanh(z)) + view.view(-1, 4)[:, :3]
+        z = z * 2.0 + 1.0
+        return self.head(torch.tanh(z)) + z[:, :3]
+
+
+def test_values_that_are_overwritten_are_felt_before_they_are() -> None:
+    x = torch.randn(50, 5, dtype=torch.float64)
+    found = []
+    for inplace in (True, False):
+        calibration = calibration_of(made(lambda i=inplace: Overwriting(i)), x)
+        landing = consumer_of(calibration, "b").landing
+        assert landing is not None
+        metric = measure_metric(calibration, calibration.structure.layers)
+        found.append(metric[landing.value])
+    torch.testing.assert_close(*found)
+
+
+@torch.library.custom_op("residual_tests::double", mutates_args=())
+def without_gradient(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+@without_gradient.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Opaque(nn.Module):
+    def __init__(self, picked: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.picked = nn.Linear(5, 8), nn.Linear(8, 4), picked
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(F.relu(self.a(x)))
+        return y.argmax(1) if self.picked else without_gradient(y)
+
+
+@pytest.mark.parametrize("picked", [False, True])
+def test_where_the_output_has_no_gradient_all_errors_count_alike(picked: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Opaque(picked).eval(), torch.randn(60, 5)
+    result = subprune.prune(model, x, compression=1.5, method="auto", **QUIET)
+    assert any("count alike" in note for note in result.report.notes)
 
 
 # ---- outputs that nobody feels -----------------------------------------------------------------
