@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from landing_nets import NETS, Net, Problem, made, refit, slow_choice, slow_refit
+from landing_nets import NETS, Net, Plain, Problem, made, refit, slow_choice, slow_refit
 from torch import Tensor, nn
 from views import setting_of
 from zoo import ZOO, run
@@ -17,6 +17,7 @@ from zoo import ZOO, run
 import subprune
 from subprune.data.batches import batches
 from subprune.fit.affine import Affine
+from subprune.fit.cross_fit import Fitted
 from subprune.loop.tour import Tour
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import PROBES, measure_metric
@@ -290,6 +291,51 @@ def test_where_the_output_has_no_gradient_all_errors_count_alike(picked: bool) -
 
 
 # ---- outputs that nobody feels -----------------------------------------------------------------
+
+
+def fitted_of(weight: Tensor) -> Fitted:
+    return Fitted(
+        weight=weight,
+        versions=(weight * 2,),
+        shift=torch.ones(weight.shape[1]).double(),
+        shifts=(torch.ones(weight.shape[1]).double(),),
+        ridge=0.0,
+        energy=1.0,
+        error=0.0,
+        held_out=0.0,
+        growth=1.0,
+        columns=2,
+        rank=2,
+        rows=9,
+    )
+
+
+def test_outputs_that_nobody_feels_keep_their_weights_on_the_columns_that_stay() -> None:
+    weight = torch.tensor([[6.0, 1.0], [0.0, 0.0], [0.0, 0.0]]).double()
+    old = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).double()
+    columns = torch.tensor([0, 1])  # the second is dead: it was fitted with zeros
+    back = fitted_of(weight).divided(torch.tensor([2.0, 0.0]), old, columns)
+    assert back.weight.tolist() == [[3.0, 2.0], [0.0, 4.0], [0.0, 0.0]]
+    assert back.versions[0].tolist() == [[6.0, 2.0], [0.0, 4.0], [0.0, 0.0]]
+    assert back.shift is not None
+    assert back.shift.tolist() == [0.5, 0.0] == back.shifts[0].tolist()
+    none = fitted_of(torch.zeros(3, 2).double()).divided(torch.zeros(2), old, columns)
+    assert none.weight.tolist() == [[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_block_that_nobody_feels_keeps_its_weights(groups: int) -> None:
+    """Half of the outputs, or one of two blocks, are multiplied by zero in the norm."""
+    net = NETS["plain"]
+    dense, x = made(lambda: Plain(groups)), net.data()
+    with torch.no_grad():
+        dense.b2.weight[:3] = 0
+    result = subprune.prune(
+        dense, x, budgets={"c1": 4 // groups}, method="auto", drift=False, **QUIET
+    )
+    units = list(result.plan.kept["c1"])
+    assert torch.equal(result.model.c2.weight[:3], dense.c2.weight[:3][:, units])
+    assert not torch.allclose(result.model.c2.weight[3:], dense.c2.weight[3:][:, units])
 
 
 # ---- several readers ---------------------------------------------------------------------------

@@ -90,7 +90,8 @@ class LeastSquares(Fit):
             return cross_fit(folded, whole, kept, old, self.strengths(), constant)
         # Fitted as its errors are felt, and scaled back.
         felt = old.double() * scale.to(old.device)
-        return cross_fit(folded, whole, kept, felt, self.strengths(), constant).divided(scale, old)
+        fitted = cross_fit(folded, whole, kept, felt, self.strengths(), constant)
+        return fitted.divided(scale, old, whole.columns(kept))
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Whether a constant column joins in, whose weights go into the layer's bias."""
