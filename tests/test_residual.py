@@ -358,11 +358,67 @@ class TwoReaders(nn.Module):
         return self.last((torch.tanh(self.a(x)) + F.relu(self.b(x))).mean((2, 3)))
 
 
+def test_what_drifted_is_made_up_for_once_by_two_readers_of_one_sum() -> None:
+    """Each would make up for all of it; together they give what aiming at their own values does."""
+    model = made(TwoReaders)
+    x = torch.randn(40, 3, 4, 4, dtype=torch.float64) + 0.3
+    budgets = {"first": 4, "mid": 9}
+    errors = {}
+    for target in (Residual(rounds=0, metric=False), "asymmetric", "sequential"):
+        result = subprune.prune(
+            model, x, budgets=budgets, target=target, fit=EXACT, drift=False, **QUIET
+        )
+        errors[str(target)[:8]] = float((outputs(result.model, x) - outputs(model, x)).norm())
+    assert errors["Residual"] == pytest.approx(errors["asymmetr"], rel=1e-6)
+    assert errors["Residual"] < errors["sequenti"]
+
+
 def place_of(model: nn.Module, x: Tensor, group: str, folds: int = 1) -> Place:
     """Before a group of the dense model."""
     calibration = calibration_of(model, x, folds)
     tour = Tour(setting_of(calibration), calibration.structure.inner(), pruned=False)
     return tour.go_to(calibration.structure[group])
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+@pytest.mark.parametrize("patches", ["all", "random"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_moved_targets_go_with_the_rows_that_were_seen(
+    kernel: int, patches: Any, folds: int
+) -> None:
+    """The first of two readers does not move: the second sees the same patches all the same."""
+    model = made(lambda: TwoReaders(kernel, one=False))
+    place = place_of(model, torch.randn(12, 3, 6, 6, dtype=torch.float64), "mid", folds)
+    target = Residual(rounds=1, metric=False, patches=patches)
+    first = target.gather(place)
+    tensors = dict(place.current.tensors)
+    tensors["b.weight"] = tensors["b.weight"] * 1.3
+    models = [tensors] * (1 + folds) if folds > 1 else [tensors]
+    moved = target.moved(place, first, models)
+    assert moved is not None
+    assert moved.blocks[0] is first.blocks[0]  # of the one that stays
+    # All statistics gathered in one go, of the same rows and the targets moved by hand.
+    own = next(c for c in place.group.reweightable if c.name == "b")
+    collectors = target._collectors(place)
+    source = place.current.fork()
+    for consumer in place.group.reweightable:
+        source.advance(consumer.use.op)
+        for i, fold in enumerate(source.folds):
+            x, aim = source.argument(consumer.use.op, i), first.aims[consumer.use.op][i]
+            if consumer is own:
+                bias = model.b.bias.detach()[:, None, None]
+                given = F.conv2d(x, tensors["b.weight"], model.b.bias.detach())
+                easier = torch.where(aim < 0, given.clamp(max=0), aim)
+                collectors[consumer.use.op][fold].update(x, easier - bias)
+            else:
+                collectors[consumer.use.op][fold].update(x, aim)
+    parts = [collectors[own.use.op][fold].accumulators()[0] for fold in range(folds)]
+    for fold, part in enumerate(parts):
+        expected, got = part.result(), moved.blocks[1].only(fold)
+        for field in ("gram", "cross", "sums", "target_sums", "units"):
+            torch.testing.assert_close(getattr(got, field), getattr(expected, field))
+        assert got.energy == pytest.approx(expected.energy)
+        assert (got.rows, got.precision) == (expected.rows, expected.precision)
 
 
 # ---- the method --------------------------------------------------------------------------------

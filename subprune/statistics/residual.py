@@ -55,8 +55,8 @@ class Residual(Target):
     def gather(self, place: Place) -> Gathered:
         """Both runs; the dense one has passed the landings of all consumers at the end."""
         passed = place.dense.fork()
-        beside = [c for c in place.group.reweightable if c.landing is None]
-        aims = {} if beside else _landed(place.group.reweightable, passed)
+        apart = _lands_apart(place.group.reweightable)
+        aims = _landed(place.group.reweightable, passed) if apart else {}
         collectors, source = self._collectors(place), place.current.fork()
         for consumer in in_order(place):
             source.advance(consumer.use.op)
@@ -114,13 +114,17 @@ class Residual(Target):
         if not moving or not gathered.aims:
             return None
         collectors, source = self._collectors(place, gram=False), place.current.fork()
-        for consumer in moving:
+        # Where patches are drawn, they are drawn for all: those that move then see the same again.
+        for consumer in in_order(place) if self.patches == "random" else moving:
             index = consumer.use.op
             source.advance(index)
             mapping = column_map(consumer, source.programs[0], consumer.name)
             for i, fold in enumerate(source.folds):
                 tensors = models[1 + fold] if len(models) > 1 else models[0]
                 x, aim = source.argument(index, i), gathered.aims[index][i]
+                if consumer not in moving:
+                    collectors[index][fold].update(x, aim)
+                    continue
                 z = mapping.output(x, consumer_weight(consumer, tensors))
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
@@ -128,6 +132,15 @@ class Residual(Target):
                 collectors[index][fold].update(x, y)
         own = {c.use.op: collectors[c.use.op] for c in moving}
         return gathered.with_targets(place.group.reweightable, own)
+
+
+def _lands_apart(consumers: Sequence[Consumer]) -> bool:
+    """Whether every consumer has a landing, and one of its own.
+
+    Two that land in the same sum would each make up for all that changed in it.
+    """
+    values = [c.landing.value for c in consumers if c.landing is not None]
+    return len(set(values)) == len(consumers)
 
 
 def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]]:
