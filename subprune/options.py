@@ -309,6 +309,7 @@ class Options:
         fit = self.fit if isinstance(self.fit, Fit) else row.fit
         patches = None if self.patches == "all" else self.patches
         refit = row.drift if self.drift is None else self.drift
+        fit = fit if self.batchnorm == "keep" else fit.without_norms()
         return Recipe(
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
@@ -513,7 +514,7 @@ class GuaranteeOptions:
     fit: FitName | Fit | None = same(Options, "fit")
     ridge: float | None = same(Options, "ridge")
     folds: int | None = same(Options, "folds")
-    drift: bool = same(Options, "drift")
+    drift: bool | None = same(Options, "drift")
     n_samples: int | None = same(Options, "n_samples")
     forward: Callable[[Any], Any] | None = same(Options, "forward")
     seed: int = same(Options, "seed")
