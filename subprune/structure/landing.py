@@ -162,7 +162,7 @@ def _scaling(
 
 def _sum(program: Program, op: Op, value: int, use: Use) -> Sum | None:
     """A sum of the value with another one of the same shape."""
-    if op.kind != "add" or op.mutates or argument(op, "alpha") not in (None, 1):
+    if not belongs(op, "plain sum of two") or op.mutates or argument(op, "alpha") not in (None, 1):
         return None
     parts = [_ref(argument(op, name)) for name in ("self", "other")]
     others = [p for p in parts if p is not None and p != value]
