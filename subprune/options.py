@@ -28,6 +28,7 @@ from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
+from subprune.statistics.residual import Residual
 from subprune.statistics.target import Patches, Target
 from subprune.statistics.targets import TARGETS, Asymmetric, TargetName
 from subprune.structure.choose import as_items
@@ -391,8 +392,11 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
 
 
 def _drift(target: Target) -> Target:
-    """What layers that lose no input should give, where those that do aim at this."""
-    return replace(target, patches="all") if target.landed else Asymmetric()
+    """What layers that lose no input should give, where those that do aim at this.
+
+    Something of the dense model: what they give in the pruned one, they give already.
+    """
+    return replace(target, patches="all") if isinstance(target, Residual) else Asymmetric()
 
 
 # ---- checks --------------------------------------------------------------------------------------
