@@ -150,7 +150,14 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, inputs.remarks)
+    return _Ready(demand, checked.notes, [*inputs.remarks, *_unfelt(demand)])
+
+
+def _unfelt(demand: Demand) -> list[str]:
+    """Said where errors were to count with what the output feels, and it says nothing."""
+    if demand.setting.metric != {}:
+        return []
+    return ["the model's output has no gradients: errors of all its layers count alike"]
 
 
 def _more(

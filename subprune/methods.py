@@ -18,9 +18,9 @@ from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.selector import Selector
 from subprune.select.sensitivity import Sampling
+from subprune.statistics.products import Asymmetric, Layer, Sequential
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
-from subprune.statistics.targets import Asymmetric, Layer, Sequential
 
 __all__ = ["METHODS", "Method", "find_method", "tuned"]
 

@@ -28,6 +28,7 @@ from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
+from subprune.statistics.residual import Residual
 from subprune.statistics.target import Patches, Target
 from subprune.statistics.targets import TARGETS, Asymmetric, TargetName
 from subprune.structure.choose import as_items
@@ -315,6 +316,7 @@ class Options:
         fit = self.fit if isinstance(self.fit, Fit) else row.fit
         patches = None if self.patches == "all" else self.patches
         refit = row.drift if self.drift is None else self.drift
+        fit = fit if self.batchnorm == "keep" else fit.without_norms()
         return Recipe(
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
@@ -405,8 +407,11 @@ def _folds(options: Options) -> int | None:
 
 
 def _drift(target: Target) -> Target:
-    """What layers that lose no input should give, where those that do aim at this."""
-    return replace(target, patches="all") if target.landed else Asymmetric()
+    """What layers that lose no input should give, where those that do aim at this.
+
+    Something of the dense model: what they give in the pruned one, they give already.
+    """
+    return replace(target, patches="all") if isinstance(target, Residual) else Asymmetric()
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -528,7 +533,7 @@ class GuaranteeOptions:
     fit: FitName | Fit | None = same(Options, "fit")
     ridge: float | None = same(Options, "ridge")
     folds: int | None = same(Options, "folds")
-    drift: bool = same(Options, "drift")
+    drift: bool | None = same(Options, "drift")
     n_samples: int | None = same(Options, "n_samples")
     forward: Callable[[Any], Any] | None = same(Options, "forward")
     seed: int = same(Options, "seed")

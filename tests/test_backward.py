@@ -90,3 +90,23 @@ def test_it_prunes_by_name() -> None:
     for group in result.plan.groups:
         assert group.kept == tuple(sorted(group.order[: len(group.kept)]))
         assert len(group.errors) == group.units + 1
+
+
+@pytest.mark.parametrize("mean", [0.0, 10.0, 1000.0])
+def test_columns_less_their_means_are_rounded_as_before(mean: float) -> None:
+    """Products in float32 of columns with a large mean: what is left may have no inverse."""
+    generator = torch.Generator().manual_seed(2)
+    few = torch.randn(200, 12, generator=generator)
+    B = torch.cat([few, few @ torch.randn(12, 20, generator=generator)], 1) + mean
+    stats = Problem(B, B[:, :3].clone(), torch.arange(32)).statistics()
+    noisy = Statistics(
+        (B.T @ B).double(),
+        (B.T @ B[:, :3]).double(),
+        stats.energy,
+        stats.rows,
+        stats.sums,
+        stats.target_sums,
+        stats.units,
+        torch.finfo(torch.float32).eps,
+    )
+    assert sorted(backward_order([noisy.centred()], 32)) == list(range(32))

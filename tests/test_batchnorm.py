@@ -191,3 +191,42 @@ def test_unknown_values_are_refused() -> None:
         subprune.prune(NET.build(), NET.data(), keep=0.5, batchnorm="recalibrat", progress=False)
     with pytest.raises(OptionError, match=r"patches='some'.*allowed are all, random"):
         subprune.prune(NET.build(), NET.data(), keep=0.5, patches="some", progress=False)
+
+
+@pytest.mark.parametrize("batchnorm", ["sequential", "recalibrate"])
+@pytest.mark.parametrize("method", ["auto", "asym-in-change"])
+def test_means_are_not_made_up_for_twice(method: str, batchnorm: str) -> None:
+    """New means make up for what removed units gave; a constant in the norm's bias would again."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Conv2d(2, 12, 3, bias=False), nn.BatchNorm2d(12), nn.ReLU()),
+            *(nn.Conv2d(12, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(6 * 16, 3)),
+        )
+        for norm in (model[1], model[4]):
+            norm.momentum = None  # the mean over all batches
+        model.train()(x)
+        return model.double().eval()
+
+    x = torch.randn(80, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+    model, inputs = build(), x.double()
+    result = subprune.prune(
+        model,
+        inputs,
+        method=method,
+        fit="affine",
+        drift=False,
+        batchnorm=batchnorm,  # type: ignore[arg-type]
+        budgets={"0": 3},
+        progress=False,
+    )
+    assert torch.equal(result.model[4].bias, model[4].bias)
+    with torch.no_grad():
+        gap = (result.model[:5](inputs) - model[:5](inputs)).mean((0, 2, 3))
+    assert float(gap.abs().max()) < 1e-3
+    kept = subprune.prune(
+        model, inputs, method=method, fit="affine", drift=False, budgets={"0": 3}, progress=False
+    )
+    assert not torch.allclose(kept.model[4].bias, model[4].bias)

@@ -26,7 +26,7 @@ from subprune.budget.accuracy import (
 from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Goal, Limit, Rounding
-from subprune.budget.hulls import by_knapsack
+from subprune.budget.hulls import by_knapsack, falling
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
@@ -35,6 +35,7 @@ from subprune.loop.tour import in_order
 from subprune.measure.measurements import accuracy, agreement, count_parameters
 from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.metric import measure_metric
 from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
 from subprune.zoo.datasets import load
@@ -303,7 +304,8 @@ def test_knapsack_is_near_the_best_of_all_budgets() -> None:
         falling = [1 - torch.cat([torch.zeros(1).double(), s.cumsum(0) / s.sum()]) for s in shares]
         errors = dict(zip(names, falling, strict=True))
         known = {
-            n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), ()) for n, e in errors.items()
+            n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), 1.0, ())
+            for n, e in errors.items()
         }
         target = Limit("params", limit, "limit")
         found = by_knapsack(groups, known, cost, target, Rounding())
@@ -418,3 +420,110 @@ def test_norm_of_a_parallel_branch_is_taken_again() -> None:
         assert found[group.name].values[0] == pytest.approx(
             agreement(model, small, calibration.batches), abs=0.006
         )
+
+
+# ---- budgets by what the output feels ------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Two equal layers side by side; the output feels one of them much more."""
+
+    def __init__(self, factors: tuple[float, float] = (1.0, 1.0)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 16), nn.Linear(6, 16)
+        self.read_a, self.read_b = nn.Linear(16, 5), nn.Linear(16, 5)
+        self.head_a, self.head_b = nn.Linear(5, 4), nn.Linear(5, 4)
+        for mine, other in ((self.b, self.a), (self.read_b, self.read_a)):
+            mine.load_state_dict(other.state_dict())
+        self.head_b.load_state_dict(self.head_a.state_dict())
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head_a(torch.tanh(self.read_a(torch.relu(self.a(x))))) * self.factors[0]
+        return y + self.head_b(torch.tanh(self.read_b(torch.relu(self.b(x))))) * self.factors[1]
+
+
+def felt_demand(model: nn.Module, x: Tensor, goal: Goal) -> Demand:
+    calibration = Calibration.of(model, batches(x, model))
+    plain = setting_of(calibration)
+    metric = measure_metric(calibration, [c for g in plain.groups for c in g.consumers])
+    own = demand_of(calibration, "output", goal)
+    return replace(own, setting=replace(plain, metric=metric), recipe=recipe_of("auto"))
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (3.0, 0.1), (0.1, 3.0)])
+def test_what_the_output_feels_gets_more_units(factors: tuple[float, float]) -> None:
+    model = Scaled(factors).double()
+    demand = felt_demand(model, torch.randn(200, 6).double(), Goal(compression=2))
+    counts = demand.shared_out()
+    assert demand.limit.size(demand.cost, counts) <= demand.limit.most
+    if factors[0] == factors[1]:
+        assert abs(counts["a"] - counts["b"]) <= 1
+    else:
+        assert (counts["a"] > counts["b"] + 1) == (factors[0] > factors[1])
+    blind = demand_of(demand.setting.calibration, "balanced", Goal(compression=2)).shared_out()
+    assert abs(blind["a"] - blind["b"]) <= 1
+
+
+@pytest.mark.parametrize("goal", [{"compression": 1.5}, {"compression": 3}, {"speedup": 2}])
+def test_budgets_by_the_output_are_the_largest_within(net: nn.Module, goal: Any) -> None:
+    demand = felt_demand(net, torch.randn(40, 1, 14, 14), Goal(**goal))
+    counts = demand.shared_out()
+    assert demand.limit.size(demand.cost, counts) <= demand.limit.most
+    for group in demand.groups:
+        if counts[group.name] < group.n_units:
+            more = {**counts, group.name: demand.rounding.next(counts[group.name], group.n_units)}
+            assert demand.limit.size(demand.cost, more) > demand.limit.most
+
+
+def test_curves_by_the_output_are_errors_where_outputs_land() -> None:
+    """Against least squares on explicit rows: with a constant, weighted, and not relative."""
+    model, x = Scaled((2.0, 0.5)).double(), torch.randn(80, 6).double()
+    demand = felt_demand(model, x, Goal(compression=2))
+    found = curves(demand.setting, demand.recipe, landed=True)
+    for name in ("a", "b"):
+        rows = torch.relu(model.get_submodule(name)(x)).detach()
+        target = model.get_submodule(f"read_{name}")(rows).detach()
+        group = next(g for g in demand.groups if g.name == name)
+        landing = group.consumers[0].landing
+        assert landing is not None
+        assert demand.setting.metric is not None
+        felt = demand.setting.metric[landing.value]
+        kept: list[int] = []
+        for k, unit in enumerate((-1, *found[name].order)):
+            kept += [unit] if unit >= 0 else []
+            wide = torch.cat([rows[:, kept], torch.ones(80, 1).double()], 1)
+            left = target - wide @ torch.linalg.lstsq(wide, target, driver="gelsd").solution
+            slow = float((left * felt).square().sum())
+            assert float(falling(found[name], absolute=True)[k]) == pytest.approx(
+                slow, rel=1e-6, abs=1e-9 * found[name].energy
+            )
+
+
+def test_the_smallest_sum_of_absolute_errors_is_near_the_best_of_all() -> None:
+    """Against all budgets, for convex curves of layers that matter more or less."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    calibration = Calibration.of(model, batches(torch.randn(16, 4), model))
+    groups = calibration.structure.inner()
+    generator = torch.Generator().manual_seed(4)
+    cost, names = CostModel(model, calibration.structure), [g.name for g in groups]
+    gaps = []
+    for limit in (35, 45, 55) * 15:
+        known = {}
+        for g in groups:
+            s = torch.rand(g.n_units, generator=generator).double().sort(descending=True).values
+            e = 1 - torch.cat([torch.zeros(1).double(), s.cumsum(0) / s.sum()])
+            energy = float(10 ** (2 * torch.rand((), generator=generator)))
+            known[g.name] = KeepOrder(tuple(range(g.n_units)), -e.diff(), e, (), energy, ())
+        errors = {n: falling(known[n], absolute=True) for n in names}
+        target = Limit("params", limit, "limit")
+        found = by_knapsack(groups, known, cost, target, Rounding(), absolute=True)
+        every = [
+            dict(zip(names, k, strict=True))
+            for k in product(*(range(1, g.n_units + 1) for g in groups))
+        ]
+        sums = [sum(errors[n][k] for n, k in c.items()) for c in every if target.fits(cost, c)]
+        gaps.append((sum(errors[n][k] for n, k in found.items()) - min(sums)) / max(sums))
+    assert max(gaps) < 0.1
+    assert sum(g < 1e-9 for g in gaps) > len(gaps) / 2  # mostly the best of all

@@ -12,6 +12,7 @@ from zoo import ZOO, run
 
 import subprune
 from subprune.errors import OptionError
+from subprune.statistics.targets import Sequential
 
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
 
@@ -48,10 +49,13 @@ def seen(model: nn.Module, x: Tensor, layer: str) -> tuple[np.ndarray, np.ndarra
     return values[0][0].numpy(), values[0][1].numpy()
 
 
+@pytest.mark.parametrize("target", [None, Sequential(), Sequential(landed=True)], ids=str)
 @pytest.mark.parametrize("layer", ["b1", "b2", "head"])
-def test_a_layer_is_the_least_squares_fit_to_what_it_gave(layer: str) -> None:
+def test_a_layer_is_the_least_squares_fit_to_what_it_gave(layer: str, target: Any) -> None:
     model, x = net()
-    result = subprune.prune(model, x, budgets={"a1": 5}, drift=True, ridge=0, **QUIET)
+    result = subprune.prune(
+        model, x, budgets={"a1": 5}, target=target, drift=True, ridge=0, **QUIET
+    )
     rows, _ = seen(result.model, x, layer)
     _, wanted = seen(model, x, layer)
     fitted = np.linalg.lstsq(rows, wanted, rcond=None)[0]

@@ -47,12 +47,12 @@ def test_affine_without_a_ridge_is_lstsq_with_a_constant(method: str) -> None:
 
 
 def test_a_constant_never_hurts_where_it_is_fitted() -> None:
+    """It needs no unit: with it, others may be the best."""
     model, x = net()
     plain, affine = (
         subprune.prune(model, x, budgets={"0": 3}, fit=fit, ridge=0, **QUIET)
         for fit in ("ridge", "affine")
     )
-    assert plain.plan.kept == affine.plan.kept
     assert residual(model, affine.model, x) < 0.99 * residual(model, plain.model, x)
     errors = [r.plan.groups[0].error for r in (affine, plain)]
     assert errors[0] < errors[1]
@@ -148,7 +148,7 @@ class Joined(nn.Module):
         return self.last(torch.cat([torch.relu(self.a(x) + 1), torch.relu(self.b(x) + 1)], 1))
 
 
-@pytest.mark.parametrize("target", ["layer", "sequential", "asymmetric"])
+@pytest.mark.parametrize("target", ["layer", "sequential", "asymmetric", "residual"])
 def test_the_constant_of_a_layer_that_reads_two_groups_counts_once(target: Any) -> None:
     torch.manual_seed(3)
     model, x = Joined().double(), torch.randn(200, 6, dtype=torch.float64)

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.select.greedy import greedy
 from subprune.statistics.accumulation import Accumulator, ConsumerStatistics
 from subprune.statistics.columns import ColumnMap
+from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.patches import Convolution, conv_rows, patches
 from subprune.statistics.shifts import can_shift, shifted_products
 from subprune.statistics.statistics import Statistics, unit_count
@@ -296,3 +298,107 @@ def test_wrong_convolutions_are_refused() -> None:
         ConsumerStatistics(consumer, True).update(normal(0, 1, 1, 5))
     with pytest.raises(OptionError, match="cannot be split"):
         ColumnMap(torch.arange(5), 4, Convolution.make((3, 3), groups=2)).column_units()
+
+
+# ---- the same rows with other targets, and less their means ---------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "shifted", "unfolded", "grouped", "transposed"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_targets_that_come_later_go_with_the_rows_seen_before(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """First all products, then those with new targets alone: as if gathered in one go."""
+    conv = {
+        "linear": None,
+        "shifted": Convolution.make((3, 2), 1, 1),
+        "unfolded": Convolution.make((3, 2), 2, 1),
+        "grouped": Convolution.make((3, 2), 1, 1, groups=2),
+        "transposed": Convolution.transposed((3, 2), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    }[kind]
+    shape = (6, 4) if conv is None else (6, 4, 5, 6)
+    b = normal(0, *shape, dtype=dtype)
+    consumer = ColumnMap(torch.tensor([0, -1, 1, 2]), 8, conv)
+    groups = consumer.groups
+    weights = (8, 4) if conv is None else (8, 4 // groups, 3, 2)
+    y, other = (consumer.output(b, normal(s, *weights, dtype=dtype)).square() for s in (1, 2))
+    first, second = (
+        [ConsumerStatistics(consumer, False, gram=gram) for _ in range(2)] for gram in (True, False)
+    )
+    expected = [ConsumerStatistics(consumer, False) for _ in range(2)]
+    for fold, part in enumerate((slice(0, 4), slice(4, 6))):
+        first[fold].update(b[part], y[part])
+        second[fold].update(b[part], other[part])
+        expected[fold].update(b[part], other[part])
+    for i in range(groups):
+        before = FoldedStatistics([c.accumulators()[i] for c in first])
+        seen = before.whole().cross.clone()
+        after = before.with_targets([c.accumulators()[i] for c in second])
+        once = FoldedStatistics([c.accumulators()[i] for c in expected])
+        assert second[0].accumulators()[i].bytes < first[0].accumulators()[i].bytes
+        for found, wanted in (
+            (after.whole(), once.whole()),
+            (after.without(0), once.without(0)),
+            (after.only(1), once.only(1)),
+        ):
+            same(found, wanted, 1e-12)
+            assert found.precision == wanted.precision
+        assert torch.equal(before.whole().cross, seen)  # which stays as it is
+
+
+def test_scaled_targets_scale_the_weights_that_make_them() -> None:
+    b, weight, scale = normal(0, 9, 4), normal(1, 4, 3), torch.tensor([2.0, -1.0, 0.0]).double()
+    part = Accumulator(4, 0, torch.arange(4))
+    part.update(b)
+    found = FoldedStatistics([part], weight, scale=scale).whole()
+    Y = b @ weight * scale
+    same(
+        found,
+        Statistics(
+            b.T @ b, b.T @ Y, float(Y.square().sum()), 9, b.sum(0), Y.sum(0), torch.arange(4)
+        ),
+        1e-12,
+    )
+
+
+def test_centred_statistics_are_those_of_centred_columns() -> None:
+    B, Y = normal(0, 30, 5) + 3, normal(1, 30, 2) - 1
+    B[:, 2] = 0.7  # nothing is left of it
+    units = torch.tensor([0, 0, 1, -1, 2])
+    energy = float(Y.square().sum())
+    whole = Statistics(B.T @ B, B.T @ Y, energy, 30, B.sum(0), Y.sum(0), units)
+    b, y = B - B.mean(0), Y - Y.mean(0)
+    b[:, 2] = 0
+    wanted = Statistics(b.T @ b, b.T @ y, float(y.square().sum()), 30, b.sum(0), y.sum(0), units)
+    found = whole.centred()
+    for name in ("gram", "cross", "sums", "target_sums"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(wanted, name), rtol=1e-10, atol=1e-10
+        )
+    assert found.energy == pytest.approx(wanted.energy)
+    assert (found.rows, found.precision) == (30, whole.precision)
+    assert not found.gram[2].any()
+    again = found.centred()
+    torch.testing.assert_close(again.gram, found.gram)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_greedy_on_centred_statistics_has_a_constant_for_free(seed: int) -> None:
+    """Against trying every unit, with a column of ones that is always kept."""
+    B = normal(seed, 40, 8).relu() + normal(seed + 50, 8).abs() * 2
+    Y = B @ normal(seed + 100, 8, 3) + 0.3 * normal(seed + 200, 40, 3) + 1
+    units = torch.arange(4).repeat_interleave(2)
+    energy = float(Y.square().sum())
+    stats = Statistics(B.T @ B, B.T @ Y, energy, 40, B.sum(0), Y.sum(0), units)
+    found = greedy([stats.centred()], 4)
+    ones, kept = torch.ones(40, 1).double(), []
+    total = float((Y - Y.mean(0)).square().sum())
+    for step in range(4):
+        left = {}
+        for unit in set(range(4)) - set(kept):
+            wide = torch.cat([B[:, torch.isin(units, torch.tensor([*kept, unit]))], ones], 1)
+            left[unit] = float((Y - wide @ torch.linalg.lstsq(wide, Y).solution).square().sum())
+        kept.append(min(left, key=lambda unit: left[unit]))
+        assert float(found.errors[step + 1]) == pytest.approx(left[kept[-1]] / total, abs=1e-9)
+    assert list(found.order) == kept
+    assert found.energy == pytest.approx(total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -28,10 +28,18 @@ class Affine(Ridge):
     """
 
     name: ClassVar[str] = "affine"
+    norms: bool = True  # whether biases of norms take constants, or those of layers alone
+
+    def without_norms(self) -> Affine:
+        """With constants in biases of layers alone: the norms see to the means themselves."""
+        return replace(self, norms=False)
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Where there is a bias for it."""
-        return consumer.landing is not None and consumer.landing.constant is not None
+        landing = consumer.landing
+        if landing is None or landing.constant is None:
+            return False
+        return self.norms or not landing.before
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
@@ -43,7 +51,7 @@ class Affine(Ridge):
         """
         super().write(work, consumer, models, fits)
         landing = consumer.landing
-        if landing is None or landing.constant is None:
+        if landing is None or landing.constant is None or not self.has_constant(consumer):
             return
         name = landing.constant
         old = work.gathered.tensors.get(name, models[0][name])

@@ -65,16 +65,17 @@ class Fitted:
     rank: int  # independent ones among them
     rows: int  # rows seen
 
-    def divided(self, scale: Tensor, old: Tensor) -> Fitted:
+    def divided(self, scale: Tensor, old: Tensor, columns: Tensor) -> Fitted:
         """The fit of targets that were multiplied by scale [m], for those that were not.
 
-        Outputs that nobody feels (scale 0) keep the old weights [d, m] on the columns that stay.
+        Outputs that nobody feels (scale 0) keep the old weights [d, m] on the columns [q] that
+        stay.
         """
         factor = scale.to(self.weight)
         alive = factor.abs() > _UNFELT * factor.abs().max()  # [m]
         inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)
-        kept = self.weight.any(1, keepdim=True)  # [d, 1]
-        rest = torch.where(alive, 0, old.to(self.weight)) * kept
+        rest = torch.zeros_like(self.weight)
+        rest[columns] = torch.where(alive, 0, old.to(rest)[columns])
 
         def back(weight: Tensor) -> Tensor:
             return weight * inverse + rest

@@ -92,6 +92,10 @@ class Fit(ABC):
         """The fit for quick looks at many budgets: nothing is held out."""
         return self
 
+    def without_norms(self) -> Fit:
+        """The fit for a model whose norms are measured anew: it leaves their biases alone."""
+        return self
+
 
 def matrices(consumer: Consumer, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """A consumer's weight as one matrix [d, m] for each block."""

@@ -104,4 +104,5 @@ def _block(
         return cross_fit(folded, whole, kept, old, strengths, constant)
     # Fitted as its errors are felt, and scaled back.
     felt = old.double() * scale.to(old.device)
-    return cross_fit(folded, whole, kept, felt, strengths, constant).divided(scale, old)
+    fitted = cross_fit(folded, whole, kept, felt, strengths, constant)
+    return fitted.divided(scale, old, whole.columns(kept))

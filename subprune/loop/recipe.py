@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from subprune.messages import Message
-from subprune.statistics.targets import Layer
+from subprune.statistics.products import Layer
 
 if TYPE_CHECKING:
     from subprune.fit.fit import Fit

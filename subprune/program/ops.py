@@ -365,6 +365,7 @@ _RESIZING = (*_POOLING, "upsample", "_upsample", "slice", "constant_pad")
 
 FAMILIES: dict[str, frozenset[str]] = {
     "sum of two": frozenset({"add", "sub"}),
+    "plain sum of two": frozenset({"add"}),
     "scaling": frozenset({"mul", "div"}),
     "sum": frozenset({"sum"}),
     "relu": frozenset({"relu"}),

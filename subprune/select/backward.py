@@ -57,10 +57,7 @@ class _Solution:
     """P [d, d] and X [d, m] of one consumer, as units go."""
 
     def __init__(self, stats: Statistics, n_units: int) -> None:
-        gram = stats.gram.clone()
-        # As much as the rounding of the products: columns that depend on each other stay solvable.
-        gram.diagonal().add_(stats.tolerance * float(gram.diagonal().mean()) or 1.0)
-        self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+        self.inverse = _inverse(stats)
         self.weight = self.inverse @ stats.cross
         self.n_units = n_units
         columns = [(stats.units == u).nonzero().flatten() for u in range(n_units)]
@@ -96,3 +93,20 @@ class _Solution:
         self.weight -= step.T @ self.weight[columns]
         self.inverse -= tall @ step
         self.here[unit] = False
+
+
+def _inverse(stats: Statistics) -> Tensor:
+    """P [d, d], with as much on the diagonal as the rounding of the products.
+
+    Columns that depend on each other stay solvable. Those less their means are rounded as coarsely
+    as they were before, which can be more than their own size tells: then it takes more.
+    """
+    gram = stats.gram.clone()
+    total = added = stats.tolerance * float(gram.diagonal().mean()) or 1.0
+    while True:
+        gram.diagonal().add_(added)
+        lower, info = torch.linalg.cholesky_ex(gram)
+        if not int(info):
+            return torch.cholesky_inverse(lower)
+        added = 9 * total
+        total += added

@@ -39,7 +39,7 @@ def measure_metric(
     """By value: √ of what a squared error of each channel counts with, [channels] float64.
 
     Of the landings of these consumers, in the dense model. Values that the output does not depend
-    on are not among them.
+    on are not among them; none is where an operation of the model has no gradient.
     """
     landings = {c.landing.value: c.landing for c in consumers if c.landing is not None}
     if not landings:
@@ -51,8 +51,13 @@ def measure_metric(
         if seen >= INPUTS:
             break
         seen += batch.size
-        for value, new in _squares(calibration, program, batch, landings, random).items():
-            channels, positions = new
+        try:
+            found = _squares(calibration, program, batch, landings, random)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # of an operation that cannot be gone back through
+            return {}
+        for value, (channels, positions) in found.items():
             squares[value] = squares[value] + channels if value in squares else channels
             counts[value] += positions
     means = {value: total / counts[value] for value, total in squares.items()}
@@ -74,7 +79,9 @@ def _squares(
         first = flat_tensors(result)[0]
         own = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
         values[op.outs[0]] = own
-        return own if isinstance(result, Tensor) else (own, *result[1:])
+        with torch.enable_grad():
+            read = own.clone()  # which others may overwrite
+        return read if isinstance(result, Tensor) else (read, *result[1:])
 
     override: dict[int, Override] = {landing.op: watch for landing in landings.values()}
     tensors = model_tensors(calibration.model, program)

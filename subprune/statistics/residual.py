@@ -54,8 +54,8 @@ class Residual(Target):
     def gather(self, place: Place) -> Gathered:
         """Both runs; the dense one has passed the landings of all consumers at the end."""
         passed = place.dense.fork()
-        beside = [c for c in place.group.reweightable if c.landing is None]
-        aims = {} if beside else _landed(place.group.reweightable, passed)
+        apart = _lands_apart(place.group.reweightable)
+        aims = _landed(place.group.reweightable, passed) if apart else {}
         collectors, source = self._collectors(place), place.current.fork()
         for consumer in in_order(place):
             source.advance(consumer.use.op)
@@ -117,9 +117,11 @@ class Residual(Target):
         if not moving or not gathered.aims:
             return None
         source = place.current.fork()
-        inputs = {c.use.op: _staying(c, kept) for c in moving}
+        # Where patches are drawn, they are drawn for all: those that move then see the same again.
+        seen = in_order(place) if self.patches == "random" else moving
+        inputs = {c.use.op: _staying(c, kept) for c in seen}
         collectors = self._collectors(place, inputs)
-        for consumer in moving:
+        for consumer in seen:
             index = consumer.use.op
             source.advance(index)
             mapping = collectors[index][0].consumer
@@ -130,13 +132,17 @@ class Residual(Target):
                 weight = consumer_weight(consumer, tensors)
                 if len(own) < x.shape[dim]:
                     x, weight = x.index_select(dim, own), weight.index_select(1, own)
+                if consumer not in moving:
+                    collectors[index][fold].update(x, aim)
+                    continue
                 z = mapping.output(x, weight)
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
                 y = self._wanted(place, consumer, source, i, easier)
                 collectors[index][fold].update(x, y)
-        columns = {op: collectors[op][0].consumer.columns_of(own) for op, own in inputs.items()}
-        return gathered.with_targets(place.group.reweightable, collectors, columns)
+        new = {c.use.op: collectors[c.use.op] for c in moving}
+        columns = {op: new[op][0].consumer.columns_of(inputs[op]) for op in new}
+        return gathered.with_targets(place.group.reweightable, new, columns)
 
 
 def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:
@@ -145,6 +151,15 @@ def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:
     if consumer.groups > 1:
         return torch.arange(len(units))
     return torch.isin(units, torch.tensor([-1, *kept])).nonzero().flatten()
+
+
+def _lands_apart(consumers: Sequence[Consumer]) -> bool:
+    """Whether every consumer has a landing, and one of its own.
+
+    Two that land in the same sum would each make up for all that changed in it.
+    """
+    values = [c.landing.value for c in consumers if c.landing is not None]
+    return len(set(values)) == len(consumers)
 
 
 def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]]:

@@ -95,8 +95,11 @@ def find_landing(
             break
         steps.append(step)
         value, made = op.outs[0], op.index
-        if constant is None and isinstance(step, Scaling) and step.bias not in (None, *shared):
-            constant, before = step.bias, len(steps)
+        # Behind a sum the bias is not this layer's own: others of the sum may write to it, too.
+        summed = any(isinstance(s, Sum) for s in steps)
+        bias = step.bias if isinstance(step, Scaling) and not summed else None
+        if constant is None and bias not in (None, *shared):
+            constant, before = bias, len(steps)
     readers = read_by.get(value, [])
     rectified = (
         bool(readers)
@@ -159,7 +162,7 @@ def _scaling(
 
 def _sum(program: Program, op: Op, value: int, use: Use) -> Sum | None:
     """A sum of the value with another one of the same shape."""
-    if op.kind != "add" or op.mutates or argument(op, "alpha") not in (None, 1):
+    if not belongs(op, "plain sum of two") or op.mutates or argument(op, "alpha") not in (None, 1):
         return None
     parts = [_ref(argument(op, name)) for name in ("self", "other")]
     others = [p for p in parts if p is not None and p != value]
@@ -169,7 +172,10 @@ def _sum(program: Program, op: Op, value: int, use: Use) -> Sum | None:
     same = other.shape == program.values[value].shape == program.values[op.outs[0]].shape
     if not same or (other.source != "op" and other.source != "input"):
         return None
-    return Sum(value=other.id, needs=_needs(program, other.id, use.op))
+    needs = _needs(program, other.id, use.op)
+    if any(program.ops[i].mutates for i in needs):  # what they overwrite, the run still needs
+        return None
+    return Sum(value=other.id, needs=needs)
 
 
 def _needs(program: Program, value: int, after: int) -> tuple[int, ...]:

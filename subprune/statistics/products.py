@@ -1,0 +1,66 @@
+"""Targets that are a layer's products with its own weights: B·W or A·W."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from subprune.statistics.arrival import felt_scale
+from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
+
+if TYPE_CHECKING:
+    from subprune.statistics.place import Gathered, Place
+
+__all__ = ["Asymmetric", "Layer", "Sequential"]
+
+
+@dataclass(frozen=True)
+class Sequential(Target):
+    """Y = B·W: what the layer gives in the model pruned so far."""
+
+    name: ClassVar[str] = "sequential"
+    landed: bool = False
+
+    def gather(self, place: Place) -> Gathered:
+        """No consumer is computed twice: the last only has its input looked at."""
+        collectors, source = self._collectors(place), place.current.fork()
+        for consumer in in_order(place):
+            index = consumer.use.op
+            source.advance(index)
+            for i, fold in enumerate(source.folds):
+                collectors[index][fold].update(source.argument(index, i))
+        scales = None
+        if self.landed:
+            scales = {
+                c.use.op: felt_scale(c.landing, place.current.tensors, place.metric)
+                for c in place.group.reweightable
+            }
+        return as_gathered(place, collectors, own_weights=True, scales=scales)
+
+
+@dataclass(frozen=True)
+class Layer(Sequential):
+    """Y = A·W from inputs A: the dense model alone, every layer on its own."""
+
+    name: ClassVar[str] = "layer"
+    sees_pruned: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Asymmetric(Target):
+    """Y = A·W from inputs B: the model pruned so far aims at the dense model's values."""
+
+    name: ClassVar[str] = "asymmetric"
+    _symmetric: ClassVar[bool] = False
+
+    def gather(self, place: Place) -> Gathered:
+        """Both runs go on side by side; the dense one has passed all consumers at the end."""
+        collectors, source, passed = (
+            self._collectors(place),
+            place.current.fork(),
+            place.dense.fork(),
+        )
+        for consumer in in_order(place):
+            source.advance(consumer.use.op)
+            side_by_side(consumer, source, passed, collectors[consumer.use.op])
+        return as_gathered(place, collectors, own_weights=False, passed=passed)
