@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from subprune.api import forecast, method, prune
 from subprune.cutting.masking import mask
 from subprune.cutting.surgery import cut
+from subprune.distil.recover import recover
 from subprune.io.export import export
 from subprune.io.storage import load, save
 from subprune.methods import METHODS, Method
@@ -36,6 +37,7 @@ __all__ = [
     "mask",
     "method",
     "prune",
+    "recover",
     "save",
 ]
 

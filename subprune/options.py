@@ -133,7 +133,7 @@ class Options:
     )
     # ---- how ----------------------------------------------------------------------------------
     method: str = option(
-        "asym-in-change",
+        "auto",
         "preset of the four choices below; `subprune methods` lists them",
         panel=_HOW,
     )
@@ -315,7 +315,8 @@ class Options:
         selector = self.selector if isinstance(self.selector, Selector) else row.selector
         fit = self.fit if isinstance(self.fit, Fit) else row.fit
         patches = None if self.patches == "all" else self.patches
-        refit = row.drift if self.drift is None else self.drift
+        able = target.sees_pruned and fit.needs_statistics
+        refit = row.drift and able if self.drift is None else self.drift
         fit = fit if self.batchnorm == "keep" else fit.without_norms()
         return Recipe(
             tuned(target, patches=patches),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from subprune.loop.walk import Walk
     from subprune.measure.stopwatch import Stopwatch
     from subprune.options import Options
+    from subprune.report.recovery import Recovery
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
 
@@ -42,6 +43,8 @@ class Result:
     model: nn.Module
     plan: Plan
     report: Report
+    dense: nn.Module | None = None  # the model that was pruned, itself and not a copy
+    recovery: Recovery | None = None  # what `subprune.recover` brought
 
     def __repr__(self) -> str:
         return str(self.report)
@@ -161,7 +164,7 @@ def make_result(
         versions=library_versions(),
         parts=dict(watch.parts),
     )
-    return Result(small, plan, report)
+    return Result(small, plan, report, dense)
 
 
 def _compared(

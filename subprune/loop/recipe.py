@@ -46,6 +46,8 @@ class Recipe:
     @property
     def unbounded(self) -> str:
         """Why the bounds of the paper do not speak of what it leaves; empty if they do."""
+        if self.target.unbounded:
+            return self.target.unbounded
         if not self.selector.bounded:
             return f"units are chosen by {self.selector}"
         return "" if self.fit.bounded else f"weights are left to {self.fit}"

@@ -48,6 +48,10 @@ class Residual(Target):
         return self.metric
 
     @property
+    def unbounded(self) -> str:
+        return "layers aim at sums and values that move with the fit (target 'residual')"
+
+    @property
     def repeats(self) -> int:
         return self.rounds
 

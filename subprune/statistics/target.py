@@ -71,6 +71,11 @@ class Target(ABC):
         return False
 
     @property
+    def unbounded(self) -> str:
+        """Why the bounds of the paper do not speak of what is fitted to it; empty if they do."""
+        return ""
+
+    @property
     def repeats(self) -> int:
         """How often `moved` may be asked."""
         return 0

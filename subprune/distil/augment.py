@@ -1,0 +1,91 @@
+"""More inputs from few: random crops, mirror images, and mixtures of two images.
+
+The dense model says what should come out for each of them, so nothing needs a label, and a mixture
+is as good an input as an image. Inputs that are no images are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+__all__ = ["Sampler", "is_image"]
+
+_MARGIN = 8
+"""A crop is moved by at most this part of the image's size."""
+
+
+def is_image(x: Any) -> bool:
+    """Whether an argument is a batch of images: [N, channels, height, width], floating."""
+    return isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() and min(x.shape[2:]) >= 8
+
+
+class Sampler:
+    """Draws batches from inputs [count, …], the leaves of one tree of arguments."""
+
+    def __init__(
+        self, leaves: Sequence[Any], spec: Any, count: int, augment: bool, seed: int
+    ) -> None:
+        self.leaves, self.spec, self.count = leaves, spec, count
+        self.augment = augment and any(is_image(x) for x in leaves)
+        self.random = torch.Generator().manual_seed(seed)
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any], augment: bool, seed: int) -> Sampler:
+        """From the arguments of several batches, joined along their first dimension."""
+        flat = [tree_flatten(a) for a in arguments]
+        spec, leaves = flat[0][1], []
+        for column in zip(*(leaves for leaves, _ in flat), strict=True):
+            joined = isinstance(column[0], Tensor) and column[0].ndim > 0
+            leaves.append(torch.cat(list(column)) if joined else column[0])
+        return cls(leaves, spec, len(_rows(leaves)), augment, seed)
+
+    def batches(self, size: int) -> list[Tensor]:
+        """The numbers of all inputs in a new random order, in batches; a short rest is left out."""
+        order = torch.randperm(self.count, generator=self.random)
+        most = min(size, self.count)
+        return [part for part in order.split(most) if len(part) == most]
+
+    def draw(self, numbers: Tensor) -> Any:
+        """The arguments of a call on these inputs, changed at random where they are images."""
+        chosen = [x[numbers] if _counted(x, self.count) else x for x in self.leaves]
+        if self.augment:
+            chosen = [self._changed(x) if is_image(x) else x for x in chosen]
+        return tree_unflatten(chosen, self.spec)
+
+    def _changed(self, x: Tensor) -> Tensor:
+        """Mirrored, moved, and for half of the batches mixed with one another."""
+        n, _, height, width = x.shape
+        mirrored = torch.rand(n, generator=self.random) < 0.5
+        x = torch.where(mirrored[:, None, None, None], x.flip(3), x)
+        x = self._moved(x, height // _MARGIN, width // _MARGIN)
+        if float(torch.rand((), generator=self.random)) < 0.5:
+            other = torch.randperm(n, generator=self.random)
+            share = torch.rand(n, 1, 1, 1, generator=self.random).to(x)
+            x = share * x + (1 - share) * x[other]
+        return x
+
+    def _moved(self, x: Tensor, down: int, right: int) -> Tensor:
+        """Every image moved by a few pixels of its own, with zeros behind it."""
+        n, _, height, width = x.shape
+        padded = F.pad(x, (right, right, down, down))
+        rows = torch.randint(0, 2 * down + 1, (n,), generator=self.random)
+        columns = torch.randint(0, 2 * right + 1, (n,), generator=self.random)
+        shifts = zip(rows.tolist(), columns.tolist(), strict=True)
+        return torch.stack(
+            [padded[i, :, r : r + height, c : c + width] for i, (r, c) in enumerate(shifts)]
+        )
+
+
+def _rows(leaves: Sequence[Any]) -> Tensor:
+    """The first tensor of the arguments, whose length is the number of inputs."""
+    return next(x for x in leaves if isinstance(x, Tensor) and x.ndim > 0)
+
+
+def _counted(x: Any, count: int) -> bool:
+    return isinstance(x, Tensor) and x.ndim > 0 and len(x) == count

@@ -1,0 +1,169 @@
+"""`recover`: what pruning lost, won back by training on the same inputs, without labels."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from subprune.data.batches import Batch, folded, take
+from subprune.distil.augment import Sampler
+from subprune.distil.training import Course, train
+from subprune.errors import DataError, OptionError
+from subprune.keywords import must_be
+from subprune.measure.answers import main_output, read
+from subprune.program.program import flat_tensors
+from subprune.progress import Step, progress_bar
+from subprune.report.recovery import Recovery
+
+if TYPE_CHECKING:
+    from subprune.result import Result
+
+__all__ = ["recover"]
+
+_HELD_OUT = 8  # one of so many inputs is never trained on
+
+
+def recover(
+    result: Result,
+    data: Any,
+    *,
+    dense: nn.Module | None = None,
+    minutes: float = 10.0,
+    steps: int | None = None,
+    rate: float = 1e-4,
+    batch: int = 64,
+    augment: bool = True,
+    n_samples: int | None = None,
+    forward: Callable[[Any], Any] | None = None,
+    seed: int = 0,
+    progress: bool | Callable[[Step], None] | None = None,
+) -> Result:
+    """Train the smaller model to answer as the dense one does. Neither model given is changed.
+
+    No labels: the dense model says what should come out, also for crops, mirror images and mixtures
+    of the inputs. One input of eight is held out; the state on the way that does best on those is
+    what stays, be it the first.
+
+    Args:
+        result: what `prune` gave back.
+        data: inputs as for `prune`; the same, or more.
+        dense: the model that was pruned; by default the one that `prune` was given.
+        minutes: how long it may take.
+        steps: how many steps at most; by default as many as the minutes allow.
+        rate: the highest learning rate of Adam; small, since the start is good.
+        batch: inputs of a step.
+        augment: whether images are cropped, mirrored and mixed.
+        n_samples: how many inputs are used; by default all.
+        forward: as for `prune`.
+        seed: of everything random.
+        progress: as for `prune`.
+
+    Returns:
+        A `Result` with the trained model; its `recovery` says what it brought.
+    """
+    _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
+    teacher = result.dense if dense is None else dense
+    if teacher is None:
+        raise OptionError(
+            "this result does not know the dense model it was made from: give it as dense=model"
+        )
+    inputs = take(data, teacher, n_samples, forward=forward, seed=seed)
+    parts, numbers = folded(inputs.batches, _HELD_OUT)
+    seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
+    unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
+    if not seen or not unseen:
+        raise DataError(
+            f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
+        )
+    sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
+    course = Course(minutes=minutes, rate=rate, batch=batch, steps=steps)
+    with (
+        progress_bar({"training": course.looks + 1}, progress) as tick,
+        _at_rest(teacher, result.model),
+    ):
+        tick.enter("training")
+        dim = read(_answer(teacher, judged), replace(unseen[0], labels=None)).dim
+        training = train(teacher, result.model, sampler, judged, course, dim, tick)
+        losses = training.losses
+        recovery = Recovery(
+            loss=(losses[0], losses[training.best]),
+            agreement=_agreements(teacher, [result.model, training.model], judged, dim),
+            inputs=sampler.count,
+            held_out=sum(b.size for b in unseen),
+            steps=training.steps,
+            seconds=training.seconds,
+        )
+    training.model.train(result.model.training)
+    report = replace(result.report, notes=(*result.report.notes, str(recovery)))
+    return replace(result, model=training.model, report=report, recovery=recovery)
+
+
+def _check(*, minutes: float, steps: int | None, rate: float, batch: int) -> None:
+    for name, value in (("minutes", minutes), ("rate", rate)):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise OptionError(must_be(name, "a positive number", value))
+    for name, count in (("steps", steps), ("batch", batch)):
+        if count is not None and (
+            not isinstance(count, int) or isinstance(count, bool) or count < 1
+        ):
+            raise OptionError(must_be(name, "a positive whole number", count))
+
+
+@contextlib.contextmanager
+def _at_rest(*models: nn.Module) -> Iterator[None]:
+    """The models in eval mode; every module is as it was afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _arguments(batches: Sequence[Batch]) -> list[Any]:
+    """The arguments of all batches, which must have the same shape but for their number."""
+    trees = [b.inputs for b in batches]
+    shapes = {
+        tuple(tuple(x.shape[1:]) for x in tree_flatten(tree)[0] if isinstance(x, Tensor))
+        for tree in trees
+    }
+    if len(shapes) > 1:
+        raise DataError(
+            "recover needs inputs of one shape, to join them to batches; got "
+            f"{len(shapes)} different ones: pad or crop them"
+        )
+    return trees
+
+
+def _joined(batches: Sequence[Batch], seed: int) -> Any:
+    """All batches as one."""
+    sampler = Sampler.of(_arguments(batches), False, seed)
+    return sampler.draw(torch.arange(sampler.count))
+
+
+@torch.no_grad()
+def _answer(model: nn.Module, arguments: Any) -> Tensor:
+    args, kwargs = arguments
+    return main_output(flat_tensors(model(*args, **kwargs)))
+
+
+def _agreements(
+    dense: nn.Module, models: Sequence[nn.Module], arguments: Any, dim: int | None
+) -> tuple[float, float] | None:
+    if dim is None:
+        return None
+    wanted = _answer(dense, arguments).argmax(dim)
+    before, after = (
+        float((_answer(model, arguments).argmax(dim) == wanted).double().mean()) for model in models
+    )
+    return before, after

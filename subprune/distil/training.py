@@ -1,0 +1,211 @@
+"""The training itself: answers and features of the dense model on ever new views of the inputs.
+
+BatchNorm stays in eval mode: the pruned model was fitted with its stored statistics. The rate is
+small, since the start is good, and falls to zero. Held-out inputs, which are never trained on, say
+which of the states on the way stays: the first one too, so the answers on them never get worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subprune.measure.answers import main_output
+from subprune.program.program import flat_tensors
+
+if TYPE_CHECKING:
+    from subprune.distil.augment import Sampler
+    from subprune.program.program import Inputs
+
+__all__ = ["Course", "Training", "answer_loss", "features", "train"]
+
+_WARMING = 0.05  # share of the course in which the rate rises
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How the training goes."""
+
+    minutes: float  # at most
+    rate: float  # the highest learning rate, of Adam
+    batch: int
+    steps: int | None = None  # at most; None: as many as the minutes allow
+    looks: int = 20  # times that held-out inputs are looked at
+
+
+@dataclass
+class Training:
+    """The trained model, and how it went."""
+
+    model: nn.Module
+    losses: list[float] = field(default_factory=list)  # on held-out inputs, the first before
+    steps: int = 0
+    best: int = 0  # the look whose model stayed; 0: the one given
+    seconds: float = 0.0
+
+
+def train(
+    dense: nn.Module,
+    small: nn.Module,
+    sampler: Sampler,
+    held_out: Inputs,
+    course: Course,
+    dim: int | None,
+    tick: Callable[[str], None] = lambda text: None,
+) -> Training:
+    """Train a copy of `small`; both models are in eval mode. dim: of the classes; None: numbers."""
+    started = time.perf_counter()
+    model = copy.deepcopy(small)
+    names = features(dense, model, held_out)
+    trained = [p.requires_grad_() for p in model.parameters() if p.is_floating_point()]
+    optimiser = torch.optim.Adam(trained, lr=course.rate)
+    with torch.no_grad():
+        wanted = _outputs(dense, (), held_out)[0]
+
+    def look() -> float:
+        with torch.no_grad():
+            return float(answer_loss(wanted, _outputs(model, (), held_out)[0], dim))
+
+    training = Training(model, [look()])
+    best = _state(model)
+
+    def judge() -> None:
+        training.losses.append(look())
+        tick(f"step {training.steps}, held-out loss {training.losses[-1]:.4f}")
+        if training.losses[-1] < training.losses[training.best]:
+            training.best = len(training.losses) - 1
+            best.update(_state(model))
+
+    def done() -> float:
+        """The share of the course that is behind."""
+        by_time = (time.perf_counter() - started) / (60 * course.minutes)
+        by_steps = 0.0 if course.steps is None else training.steps / max(1, course.steps)
+        return max(by_time, by_steps)
+
+    for numbers in _endless(sampler, course.batch):
+        progress = done()
+        if progress >= 1:
+            break
+        if progress * course.looks >= len(training.losses):
+            judge()
+        for group in optimiser.param_groups:
+            group["lr"] = course.rate * _share(progress)
+        arguments = sampler.draw(numbers)
+        with torch.no_grad():
+            answers, aims = _outputs(dense, names, arguments)
+        given, values = _outputs(model, names, arguments)
+        loss = answer_loss(answers, given, dim) + _feature_loss(aims, values)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        optimiser.step()
+        training.steps += 1
+    judge()
+    model.load_state_dict(best)
+    _as_before(model, small)
+    training.seconds = time.perf_counter() - started
+    return training
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach().clone() for name, x in model.state_dict().items()}
+
+
+def _as_before(model: nn.Module, given: nn.Module) -> None:
+    """No gradients left, and parameters that want some are those that did."""
+    for mine, theirs in zip(model.parameters(), given.parameters(), strict=True):
+        mine.grad = None
+        mine.requires_grad_(theirs.requires_grad)
+
+
+def _endless(sampler: Sampler, size: int) -> Iterator[Tensor]:
+    while True:
+        yield from sampler.batches(size)
+
+
+def _share(progress: float) -> float:
+    """Of the highest rate: up in a short time, then down along a cosine."""
+    return min(1.0, progress / _WARMING + 0.02) * math.cos(progress * math.pi / 2)
+
+
+# ---- what is compared ------------------------------------------------------------------------
+
+
+def answer_loss(wanted: Tensor, given: Tensor, dim: int | None) -> Tensor:
+    """KL divergence from the class scores wanted, per answer; of numbers, their relative error."""
+    if dim is None:
+        return (wanted - given).square().sum() / wanted.square().sum().clamp_min(1e-12)
+    scores = [x.movedim(dim, -1).flatten(0, -2).float() for x in (wanted, given)]
+    wanted, given = (F.log_softmax(x, -1) for x in scores)
+    return F.kl_div(given, wanted, reduction="batchmean", log_target=True)
+
+
+def _feature_loss(wanted: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor:
+    """Relative squared errors, on average."""
+    parts = [
+        (a - b).square().mean() / a.square().mean().clamp_min(1e-12)
+        for a, b in zip(wanted, given, strict=True)
+    ]
+    return torch.stack(parts).mean() if parts else torch.zeros(())
+
+
+def features(dense: nn.Module, small: nn.Module, arguments: Inputs) -> list[str]:
+    """Modules that give a tensor of the same shape in both models: the outermost ones, but not
+    containers that hand on what their last child gave.
+    """
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    for model in (dense, small):
+        seen: dict[str, tuple[int, ...]] = {}
+
+        def see(name: str, x: Tensor, seen: dict[str, tuple[int, ...]] = seen) -> None:
+            seen[name] = tuple(x.shape)
+
+        names = [n for n, m in model.named_modules() if n and not isinstance(m, nn.Sequential)]
+        with torch.no_grad(), _watched(model, names, see):
+            _call(model, arguments)
+        shapes.append(seen)
+    same = [n for n, shape in shapes[0].items() if shapes[1].get(n) == shape and len(shape) > 1]
+    return [n for n in same if not any(n.startswith(f"{m}.") for m in same)]
+
+
+@contextlib.contextmanager
+def _watched(
+    model: nn.Module, names: Sequence[str], see: Callable[[str, Tensor], None]
+) -> Iterator[None]:
+    """`see` gets the name of every named module and the tensor that it gives."""
+    modules, hooks = dict(model.named_modules()), []
+    for name in names:
+
+        def hook(module: nn.Module, args: Any, result: Any, name: str = name) -> None:
+            if isinstance(result, Tensor) and result.is_floating_point():
+                see(name, result)
+
+        hooks.append(modules[name].register_forward_hook(hook))
+    try:
+        yield
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+def _outputs(
+    model: nn.Module, names: Sequence[str], arguments: Inputs
+) -> tuple[Tensor, list[Tensor]]:
+    """The output that is looked at, and what the named modules gave."""
+    given: dict[str, Tensor] = {}
+    with _watched(model, names, given.__setitem__):
+        result = _call(model, arguments)
+    return main_output(flat_tensors(result)), [given[n] for n in names]
+
+
+def _call(model: nn.Module, arguments: Inputs) -> Any:
+    args, kwargs = arguments
+    return model(*args, **kwargs)
