@@ -1,9 +1,11 @@
-"""CPU seconds of whole prunings in two checkouts of this project, alternating, in processes of their own.
+"""The workloads of `make bench` in two checkouts of this project, in turn, on the same machine.
 
-    python benchmarks/before_after.py --old FOLDER --new FOLDER --data-dir DATA --weights RESNET56
+    python benchmarks/before_after.py --old FOLDER --new FOLDER --data-dir DATA --models-dir MODELS
+    [--only PART] [--repeats 3]
 
-One thread, so that the figures say what was computed and not how the cores were shared. Rows go to
-benchmarks/results/before-after.csv.
+Every workload runs in a process of its own, by the benchmarks of its own checkout. The lowest of
+the repeats counts: whatever else the machine does can only add to it. Rows go to
+benchmarks/results/before-after.csv; those of workloads that were not asked for stay.
 """
 
 from __future__ import annotations
@@ -12,82 +14,69 @@ import argparse
 import csv
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROWS = Path(__file__).parent / "results" / "before-after.csv"
 
-MEASURE = """
-import json, sys, time, torch, subprune
-try:
-    from subprune.zoo.datasets import load
-    from subprune.zoo.models import build, shipped_lenet
-    from subprune.zoo.weights import load_weights
-except ImportError:  # before the zoo was a room of its own
-    from subprune.experiments.datasets import load
-    from subprune.experiments.models import build, load_weights, shipped_lenet
-data, weights = sys.argv[1:]
-resnet = build("resnet56").eval()
-load_weights(resnet, weights)
-images = load("cifar10", "train", data).inputs()[:256]
-lenet, digits = shipped_lenet()[0], load("mnist-sample", "train").inputs()[:512]
-plain = {"progress": False, "time_calls": False, "n_samples": None, "compression": 4}
-layer = {**plain, "method": "layer-in-change", "allocate": "uniform", "ridge": 0}
-calls = {
-    "LeNet, default, three times": lambda: [subprune.prune(lenet, digits, **plain) for _ in "123"],
-    "ResNet56, default": lambda: subprune.prune(resnet, images, **plain),
-    "ResNet56, layer form, equal fractions": lambda: subprune.prune(resnet, images, **layer),
-}
-subprune.prune(lenet, digits[:32], **plain)  # what is loaded at the first call
-seconds = {}
-for name, call in calls.items():
-    started = time.process_time()
-    call()
-    seconds[name] = time.process_time() - started
-print(json.dumps(seconds))
-"""
 
-
-def measured(checkout: Path, data: Path, weights: Path) -> dict[str, float]:
-    """CPU seconds of every call in one process."""
+def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One workload in one process, by the checkout's own code."""
     paths = [str(checkout.resolve()), str((checkout / "paper").resolve())]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", MEASURE, str(data.resolve()), str(weights.resolve())]
-    run = subprocess.run(
-        words, env=environment, cwd=checkout, capture_output=True, text=True, check=True
-    )
-    seconds: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
-    return seconds
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    words = [sys.executable, str((checkout / "benchmarks/run.py").resolve()), "--child", part]
+    for flag, folder in (("--data-dir", options.data_dir), ("--models-dir", options.models_dir)):
+        words += [flag, str(folder.resolve())] if folder else []
+    run = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def row(part: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """The lowest seconds and peak of each checkout, and their ratio."""
+    old, new = (min(run["seconds"] for run in runs[name]) for name in ("old", "new"))
+    before, after = (min(run["peak"] for run in runs[name]) / 1e9 for name in ("old", "new"))
+    machine = runs["new"][0]["machine"]
+    return {
+        "workload": part,
+        "old seconds": round(old, 3),
+        "new seconds": round(new, 3),
+        "ratio": round(new / old, 3),
+        "old peak GB": round(before, 2),
+        "new peak GB": round(after, 2),
+        "repeats": len(runs["new"]),
+        "machine": f"{machine['processor']}, {machine['cores']} cores",
+    }
 
 
 def main() -> None:
+    from workloads import WORKLOADS
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    for name in ("--old", "--new", "--data-dir", "--weights"):
-        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--old", type=Path, required=True)
+    parser.add_argument("--new", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--models-dir", type=Path)
+    parser.add_argument("--only", action="append", help="workloads whose names begin so")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    runs: dict[str, list[dict[str, float]]] = {"old": [], "new": []}
-    for _ in range(options.repeats):
-        for name, checkout in (("old", options.old), ("new", options.new)):
-            runs[name].append(measured(checkout, options.data_dir, options.weights))
-    rows = []
-    for call in runs["old"][0]:
-        old, new = (statistics.median(run[call] for run in runs[name]) for name in ("old", "new"))
-        row = {
-            "call": call,
-            "old": round(old, 2),
-            "new": round(new, 2),
-            "ratio": round(new / old, 3),
-        }
-        rows.append({**row, "repeats": options.repeats, "machine": platform.machine()})
-        print(f"{call:40} {old:6.2f} s → {new:6.2f} s   ratio {new / old:.3f}")
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    parts = [w for w in WORKLOADS if not options.only or w.startswith(tuple(options.only))]
+    rows: dict[str, dict[str, Any]] = {}
+    if ROWS.is_file():
+        with ROWS.open(newline="") as file:
+            rows = {r["workload"]: r for r in csv.DictReader(file)}
+    for part in parts:
+        runs: dict[str, list[dict[str, Any]]] = {"old": [], "new": []}
+        for _ in range(options.repeats):
+            for name, checkout in (("old", options.old), ("new", options.new)):
+                runs[name].append(measured(checkout, part, options))
+        rows[part] = row(part, runs)
+        print(rows[part], flush=True)
+        with ROWS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[part]))
+            writer.writeheader()
+            writer.writerows(rows[w] for w in WORKLOADS if w in rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from subprune.zoo.datasets import load
 from subprune.zoo.evaluation import count_correct
 
 # what the committed rows named "default" were made with
-PLAIN: dict[str, Any] = {"ridge": 0, "allocate": "knapsack"}
+PLAIN: dict[str, Any] = {"method": "asym-in-change", "ridge": 0, "allocate": "knapsack"}
 
 
 def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:

@@ -132,7 +132,8 @@ def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Meas
     subprune.prune(model, warm, keep=0.9, only=only[:1], progress=False)  # lazy imports of PyTorch
 
     def work() -> Any:
-        return subprune.prune(model, data, only=only, progress=False, **options)
+        how = {"method": "asym-in-change", **options}
+        return subprune.prune(model, data, only=only, progress=False, **how)
 
     with peak_memory() as memory:
         work()

@@ -24,7 +24,7 @@ from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 
 METHODS = {
-    "asym-in-change": "greedy on the input change (default)",
+    "asym-in-change": "greedy on the input change",
     "layer-weight-norm": "ℓ1 norm of weights (Li et al. 2017)",
     "layer-act-grad": "activation × gradient, with labels (Molchanov et al. 2017)",
     "layer-greedy-fs": "greedy on the loss, with labels (Ye et al. 2020)",

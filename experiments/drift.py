@@ -2,7 +2,7 @@
 
     python experiments/drift.py --data-dir DATA --weights resnet56-cifar10.safetensors
 
-Calibrated on 512 training images drawn by seed, default otherwise; judged on 2,000 other training
+Calibrated on 512 training images drawn by seed, asym-in-change; judged on 2,000 other training
 images, never on test images. Rows go to experiments/results/drift.csv.
 """
 
@@ -49,6 +49,7 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     model,
                     images,
                     compression=ratio,
+                    method="asym-in-change",
                     drift=drift,
                     seed=seed,
                     n_samples=None,

@@ -176,7 +176,14 @@ def measured(
     for fit, options in FITS.items():
         started = time.perf_counter()
         result = subprune.prune(
-            model, x, compression=c, n_samples=None, seed=seed, time_calls=False, **options
+            model,
+            x,
+            compression=c,
+            method="asym-in-change",
+            n_samples=None,
+            seed=seed,
+            time_calls=False,
+            **options,
         )
         seconds = time.perf_counter() - started
         after = answers(result.model, unseen)

@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--method", default="asym-in-change")
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.folder, dtype=torch.float32).eval()
     model.config.use_cache = False
@@ -89,6 +90,7 @@ def main() -> None:
             model,
             data,
             params=float(size - args.removed * blocks),
+            method=args.method,
             allocate=rule,
             only=args.only,
             n_samples=None,

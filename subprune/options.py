@@ -303,6 +303,7 @@ class Options:
             object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
         _check_drift(self)
         _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
+        _check_refine(self)
         _check_contradictions(self)
         _check_numbers(self)
         _check_call(self)
@@ -321,7 +322,7 @@ class Options:
         return Recipe(
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
-            tuned(fit, ridge=self.ridge, folds=_folds(self)),
+            tuned(fit, ridge=self.ridge, folds=_folds(self, fit)),
             drift=_drift(target) if refit else None,
             refine=self.refine,
             name=row.name,
@@ -402,9 +403,11 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
     return repr(str(value) if isinstance(value, Path) else value)
 
 
-def _folds(options: Options) -> int | None:
+def _folds(options: Options, fit: Fit) -> int | None:
     """Parts of the inputs; more where one of them is left out of every step of refining."""
-    return _REFINED_FOLDS if options.folds is None and options.refine else options.folds
+    if options.folds is not None or not options.refine or not fit.needs_statistics:
+        return options.folds
+    return _REFINED_FOLDS
 
 
 def _drift(target: Target) -> Target:
@@ -458,6 +461,22 @@ def _check_drift(options: Options) -> None:
     if not recipe.fit.needs_statistics:
         words = f"{{drift=}} has no effect: fit {recipe.fit.name!r} fits nothing"
         raise OptionError(Message(words, drift=True))
+
+
+def _check_refine(options: Options) -> None:
+    """Steps need the dense values at the landings, and readers that are fitted again."""
+    steps = options.refine
+    if not (_is_number(steps, int) and 0 <= steps <= 64):
+        raise OptionError(must_be("refine", "a whole number from 0 (none) to 64", steps))
+    if not steps:
+        return
+    recipe = options.recipe
+    if not isinstance(recipe.target, Residual):
+        words = f"{{refine=}} works with target 'residual' only, not with {recipe.target.name!r}"
+        raise OptionError(Message(words, refine=steps))
+    if not recipe.fit.needs_statistics:
+        words = f"{{refine=}} has no effect: fit {recipe.fit.name!r} fits nothing"
+        raise OptionError(Message(words, refine=steps))
 
 
 def _check_contradictions(options: Options) -> None:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from subprune.program.ops import activation
 from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.arrival import factors, felt_scale, spread
 from subprune.statistics.columns import column_map
@@ -66,7 +65,7 @@ def makers(structure: Structure, group: Group) -> list[Consumer]:
         layer = layers.get(slot.tensor)
         if layer is None or not layer.reweightable or layer.groups > 1:
             return []
-        if slot.dim != layer.use.out_dim or slot.units.min() < 0:
+        if slot.dim != layer.use.out_dim or slot.units.tolist() != list(range(group.n_units)):
             return []
         found.append(layer)
     first = min((c.use.op for c in group.consumers), default=0)
@@ -285,8 +284,9 @@ def _pulls(block: _Block, tensors: Tensors, layers: Sequence[Consumer]) -> dict[
 
 def _active(block: _Block, reader: Consumer, n: int) -> Tensor:
     """How often two units are both different from zero where the reader sees them."""
-    run, op = block.place.current, block.start.programs[0].ops[reader.use.op]
-    x = run.programs[0].argument(op, activation(op), run.envs[0], run.tensors)
+    run = block.place.current.fork()
+    run.advance(reader.use.op)
+    x = run.argument(reader.use.op, 0)
     on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
     rows = on.reshape(-1, on.shape[-1])
     both = (rows.T @ rows / len(rows)).double()

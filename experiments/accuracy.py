@@ -1,0 +1,161 @@
+"""ResNet56 on CIFAR-10, 512 unlabelled training images, no fine-tuning: the default and its parts.
+
+    python experiments/accuracy.py table|ablation|images --data-dir DATA --weights RESNET56
+        [--seeds 42 43] [--ratios 2 4] [--variants default refine recover]
+
+table: every variant on the 10,000 test images, each measured once; nothing is chosen on them.
+ablation: every part off in turn, and alone, on 10,000 training images that nothing saw.
+images: the number of calibration images, on the same 10,000.
+Rows go to experiments/results/accuracy/; a row that is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import subprune
+from subprune.statistics.residual import Residual
+from subprune.zoo.datasets import Images, load
+from subprune.zoo.models import build
+from subprune.zoo.weights import load_weights
+
+FOLDER = Path(__file__).parent / "results" / "accuracy"
+UNSEEN = slice(10_000, 20_000)  # of the training images in the order of the seed
+
+Variant = Callable[[nn.Module, Tensor, float, int], subprune.Result]
+
+
+def prune(model: nn.Module, images: Tensor, ratio: float, seed: int, **more: Any) -> Any:
+    return subprune.prune(
+        model,
+        images,
+        compression=ratio,
+        seed=seed,
+        n_samples=None,
+        time_calls=False,
+        progress=False,
+        **more,
+    )
+
+
+def recovered(model: nn.Module, images: Tensor, ratio: float, seed: int) -> subprune.Result:
+    """Refined, then trained for what is left of ten minutes."""
+    started = time.perf_counter()
+    result = prune(model, images, ratio, seed, refine=4)
+    left = 10 - (time.perf_counter() - started) / 60
+    return subprune.recover(result, images, minutes=left, seed=seed, progress=False)
+
+
+def variant(**options: Any) -> Variant:
+    return lambda model, images, ratio, seed: prune(model, images, ratio, seed, **options)
+
+
+TABLE: dict[str, Variant] = {
+    "paper's method (asym-in-change)": variant(method="asym-in-change"),
+    "default": variant(),
+    "refine": variant(refine=4),
+    "recover": recovered,
+}
+
+PLAIN = {"method": "asym-in-change"}
+ABLATION: dict[str, Variant] = {
+    "default": variant(),
+    "without: moving targets": variant(target=Residual(rounds=0)),
+    "without: metric in fits": variant(target=Residual(metric=False)),
+    "without: residual target": variant(target="asymmetric"),
+    "without: drift refit": variant(drift=False),
+    "without: constant": variant(fit="ridge"),
+    "without: budgets by the output": variant(allocate="balanced"),
+    "equal fractions": variant(allocate="uniform"),
+    "backward elimination": variant(selector="backward"),
+    "none of them": variant(**PLAIN),
+    "alone: drift refit": variant(**PLAIN, drift=True),
+    "alone: residual target": variant(**PLAIN, target=Residual(rounds=0, metric=False)),
+    "alone: constant": variant(**PLAIN, fit="affine"),
+    "alone: budgets by the output": variant(**PLAIN, allocate="output"),
+}
+
+COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
+BY_IMAGES: dict[str, Variant] = {
+    "default": variant(),
+    "asym-in-change": variant(method="asym-in-change"),
+    "layer-weight-norm": variant(method="layer-weight-norm"),
+}
+
+
+@torch.no_grad()
+def top1(model: nn.Module, images: Images) -> float:
+    every = images.inputs()
+    answers = torch.cat([model(part).argmax(1) for part in every.split(500)])
+    return round(100 * float((answers == images.labels).double().mean()), 2)
+
+
+def jobs(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Variant, int]]:
+    """What makes a row unique, how it is made, and from how many images."""
+    table = {"table": TABLE, "ablation": ABLATION, "images": BY_IMAGES}[options.part]
+    counts = COUNTS if options.part == "images" else (512,)
+    for seed in options.seeds:
+        for name, make in table.items():
+            if options.variants and name not in options.variants:
+                continue
+            for ratio in options.ratios:
+                for count in counts:
+                    key = {"variant": name, "compression": ratio, "seed": seed, "images": count}
+                    yield key, make, count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", choices=["table", "ablation", "images"])
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--ratios", type=float, nargs="+", default=[2, 4, 8, 16, 32])
+    parser.add_argument("--variants", nargs="+")
+    options = parser.parse_args()
+    model = build("resnet56").eval()
+    load_weights(model, options.weights)
+    train = load("cifar10", "train", options.data_dir)
+    path = FOLDER / f"{options.part}.csv"
+    rows: list[dict[str, Any]] = []
+    if path.is_file():
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    known = {tuple(str(r[k]) for k in ("variant", "compression", "seed", "images")) for r in rows}
+    for key, make, count in jobs(options):
+        if tuple(str(x) for x in key.values()) in known:
+            continue
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(key["seed"]))
+        judged = train.subset(order[UNSEEN])
+        if options.part == "table":
+            judged = load("cifar10", "test", options.data_dir)
+        started = time.process_time()
+        result = make(model, train.inputs(order[:count]), key["compression"], key["seed"])
+        row = {
+            **key,
+            "top1": top1(result.model, judged),
+            "agreement_reported": round(100 * (result.report.agreement or 0), 2),
+            "cpu_seconds": round(time.process_time() - started, 1),
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, "
+            f"torch {torch.__version__}",
+        }
+        rows.append(row)
+        print(row, flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
