@@ -183,7 +183,7 @@ def _demand(
     metric = None
     if options.recipe.target.needs_metric or options.allocator.needs_metric:
         layers = [*calibration.structure.layers, *(c for g in checked.able for c in g.consumers)]
-        metric = measure_metric(calibration, layers, options.seed)
+        metric = measure_metric(calibration, layers)
     return Demand(
         setting=Setting(calibration, checked.able, options.seed, pool, metric),
         recipe=options.recipe,

@@ -348,6 +348,9 @@ class Options:
             "bounds are proven for plain greedy selection with weights fitted by least squares and "
             "BatchNorm as it is; here "
         )
+        if self.recipe.target.unbounded:
+            why = f"{proven}{self.recipe.unbounded}; ask for {{method=}} to have them"
+            return Message(why, method="asym-in-change")
         if self.recipe.unbounded:
             return proven + self.recipe.unbounded
         if self.batchnorm == "keep":

@@ -53,6 +53,7 @@ OTHER: dict[str, Any] = {
     "ridge": 0.1,
     "folds": 2,
     "drift": True,
+    "refine": 3,
     "epsilon": 0.3,
     "patches": "random",
     "batchnorm": "sequential",

@@ -267,6 +267,8 @@ def test_bounds_are_of_the_inputs_that_were_drawn(
         "net.py:data",
         "--keep",
         0.5,
+        "--method",
+        "asym-in-change",
         "--n-samples",
         16,
         "--seed",

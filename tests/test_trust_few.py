@@ -209,7 +209,8 @@ def test_held_out_figures_of_one_layer_by_hand() -> None:
 
 def test_no_ridge_is_the_paper_whatever_the_folds() -> None:
     model, x = shipped_lenet()[0], load("mnist-sample", "train").inputs()[:512]
-    one, four = (subprune.prune(model, x, keep=0.5, ridge=0, folds=f, **QUIET) for f in (None, 4))
+    how = {"keep": 0.5, "method": "asym-in-change", "ridge": 0, **QUIET}
+    one, four = (subprune.prune(model, x, folds=f, **how) for f in (None, 4))
     assert one.report.held_out is None
     assert four.report.held_out is not None
     assert one.plan.kept == four.plan.kept
@@ -298,11 +299,12 @@ def test_an_error_of_zero_is_remarked_on(kept: int) -> None:
     """As many weights as rows fit anything: without held-out inputs, only a note can tell."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(30, 400), nn.ReLU(), nn.Linear(400, 10)), torch.randn(40, 30)
-    plain = subprune.prune(model, x, budgets={"0": kept}, ridge=0, **QUIET)
+    how = {"budgets": {"0": kept}, "method": "asym-in-change", "ridge": 0, **QUIET}
+    plain = subprune.prune(model, x, **how)
     assert plain.plan.groups[0].error < 1e-4
     said = f"no inputs were held out (most of all 0: 40 rows for {kept} columns)"
     assert any(said in note and "folds=4 tells which" in note for note in plain.report.notes)
-    judged = subprune.prune(model, x, budgets={"0": kept}, ridge=0, folds=4, **QUIET).report
+    judged = subprune.prune(model, x, folds=4, **how).report
     assert not any("held out (" in note for note in judged.notes)
     assert any("much better to the inputs seen than to others" in note for note in judged.notes)
 

@@ -679,7 +679,7 @@ def test_a_command_counts_and_shows_what_it_loads(
         "--no-time-calls",
         "--json",
     )
-    done = run("prune", *args, bounds)
+    done = run("prune", *args, "--method", "asym-in-change", bounds)
     assert done.code == 0, done.err
     report = json.loads(done.out)
     parts = report["parts"]
@@ -795,13 +795,15 @@ def test_guarantees_are_about_the_selection_made(
         ({"epsilon": 0.3}, "units are chosen by Greedy(epsilon=0.3)"),
         ({"fit": "keep"}, "weights are left to Keep()"),
         ({"method": "layer-weight-norm"}, "units are chosen by WeightNorm(mean=False)"),
+        ({"method": "auto"}, "target 'residual'); ask for method='asym-in-change' to have them"),
     ],
     ids=str,
 )
 def test_bounds_are_refused_for_what_was_not_selected_that_way(
     pictures: tuple[nn.Module, Tensor], options: dict[str, Any], why: str
 ) -> None:
-    result = subprune.prune(*pictures, keep=0.5, **options, **QUIET)
+    how = {"method": "asym-in-change", **options}
+    result = subprune.prune(*pictures, keep=0.5, **how, **QUIET)
     proven = guarantees(*pictures, target="asymmetric", budgets=result.plan.counts, progress=False)
     with pytest.raises(OptionError, match=f"bounds are proven for plain greedy .*{re.escape(why)}"):
         result.with_guarantees(proven)
@@ -821,7 +823,7 @@ def test_bounds_are_refused_for_what_was_not_selected_that_way(
 def test_guarantees_know_parts_from_others_of_their_name(
     pictures: tuple[nn.Module, Tensor], options: dict[str, Any]
 ) -> None:
-    result = subprune.prune(*pictures, keep=0.5, **options, **QUIET)
+    result = subprune.prune(*pictures, keep=0.5, method="asym-in-change", **options, **QUIET)
     same = {"target": result.plan.target, "budgets": result.plan.counts, "progress": False}
     with pytest.raises(OptionError, match="are about another selection"):
         result.with_guarantees(guarantees(*pictures, **same))

@@ -1,0 +1,122 @@
+"""docs/results-accuracy.md from the rows of experiments/accuracy.py and experiments/networks.py.
+
+python experiments/accuracy_page.py
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "results-accuracy.md"
+RESULTS = HERE / "results"
+RATIOS = (2, 4, 8, 16, 32)
+
+# Published in the paper (its best variant at every ratio, without fine-tuning).
+PAPER = {2: 84.2, 4: 46.4, 8: 20.6, 16: 18.3, 32: 10.2}
+
+BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->"
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    path = RESULTS / name
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table() -> list[str]:
+    """Test accuracy of every variant, mean over seeds."""
+    values: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    seconds: dict[str, list[float]] = defaultdict(list)
+    seeds: dict[str, set[str]] = defaultdict(set)
+    for row in rows("accuracy/table.csv"):
+        values[row["variant"]][float(row["compression"])].append(float(row["top1"]))
+        seconds[row["variant"]].append(float(row["cpu_seconds"]))
+        seeds[row["variant"]].add(row["seed"])
+    head = " | ".join(f"c = {c}" for c in RATIOS)
+    lines = [f"| variant | {head} | CPU seconds | seeds |", "|---" * (len(RATIOS) + 3) + "|"]
+    paper = " | ".join(f"{PAPER[c]:.1f}" for c in RATIOS)
+    lines.append(f"| *the paper's best, as published* | {paper} | | |")
+    for name, by_ratio in values.items():
+        cells = " | ".join(f"{mean(by_ratio[c]):.1f}" if by_ratio.get(c) else "" for c in RATIOS)
+        used = ", ".join(sorted(seeds[name]))
+        lines.append(f"| {name} | {cells} | {mean(seconds[name]):.0f} | {used} |")
+    return lines
+
+
+def ablation() -> list[str]:
+    """Every part off in turn, and alone."""
+    every = rows("accuracy/ablation.csv")
+    ratios = sorted({float(r["compression"]) for r in every})
+    values = {(r["variant"], float(r["compression"])): r for r in every}
+    head = " | ".join(f"c = {c:g}" for c in ratios)
+    lines = [f"| | {head} | CPU seconds |", "|---" * (len(ratios) + 2) + "|"]
+    for name in dict.fromkeys(r["variant"] for r in every):
+        own = [values.get((name, c)) for c in ratios]
+        cells = " | ".join("" if r is None else f"{float(r['top1']):.1f}" for r in own)
+        seconds = mean(float(r["cpu_seconds"]) for r in own if r is not None)
+        lines.append(f"| {name} | {cells} | {seconds:.0f} |")
+    return lines
+
+
+def images() -> list[str]:
+    """Accuracy by the number of calibration images."""
+    every = rows("accuracy/images.csv")
+    counts = sorted({int(r["images"]) for r in every})
+    lines = [
+        f"| | {' | '.join(map(str, counts))} |",
+        "|---" * (len(counts) + 1) + "|",
+    ]
+    for name in dict.fromkeys(r["variant"] for r in every):
+        own = {int(r["images"]): float(r["top1"]) for r in every if r["variant"] == name}
+        lines.append(
+            f"| {name} | {' | '.join(f'{own[c]:.1f}' if c in own else '' for c in counts)} |"
+        )
+    return lines
+
+
+def networks() -> list[str]:
+    """Other networks: the paper's best method and the default side by side."""
+    every = rows("networks.csv")
+    ratios = sorted({float(r["compression"]) for r in every})
+    head = " | ".join(f"c = {c:g}" for c in ratios)
+    lines = [f"| network | dense | {head} |", "|---" * (len(ratios) + 2) + "|"]
+    for name in dict.fromkeys(r["network"] for r in every):
+        own = {(float(r["compression"]), r["method"]): r for r in every if r["network"] == name}
+        cells = []
+        for c in ratios:
+            old, new = own.get((c, "asym-in-change")), own.get((c, "auto"))
+            cells.append("" if old is None or new is None else f"{old['pruned']} → {new['pruned']}")
+        dense = next(iter(own.values()))["dense"]
+        lines.append(f"| {name} | {dense} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    machines = sorted({r["machine"] for r in rows("accuracy/table.csv")})
+    parts = [
+        "## ResNet56, test images\n",
+        *table(),
+        "\n## What each part brings\n",
+        "On 10,000 training images that nothing saw, seed 42, 512 images.\n",
+        *ablation(),
+        "\n## How many images\n",
+        "c = 4, on the same 10,000 training images.\n",
+        *images(),
+        "\n## Other networks\n",
+        "The paper's best method → the default, in per cent; of the language model, perplexity.\n",
+        *networks(),
+        f"\nMachine: {'; '.join(machines)}.\n",
+    ]
+    PAGE.write_text(f"{before}{BEGIN}" + "\n".join(parts) + f"{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
