@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Walk", "alone", "walk"]
 
 
+_WIDE = 1024  # columns
+
+
 @dataclass(kw_only=True)
 class Walk:
     """The result of a walk: what was decided, and the tensors of the masked, refitted model."""
@@ -148,7 +151,10 @@ def _in_rounds(
     """Fit; then, as often as the target asks for it, to what it became, always from the start."""
     new = [dict(tensors) for tensors in models]
     figures = fit.apply(work, new)
-    chosen: tuple[float, ...] = ()  # strengths: anew for the first targets that moved, then kept
+    # Strengths of a ridge: chosen anew for the first targets that moved, then kept; those of wide
+    # layers, whose fits take long, are kept from the start.
+    wide = any(s.width > _WIDE for s in work.gathered.statistics)
+    chosen: tuple[float, ...] = figures.ridge if wide else ()
     for _ in range(target.repeats if place is not None else 0):
         assert place is not None
         moved = target.moved(place, work.gathered, work.kept, new)
