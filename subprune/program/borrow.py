@@ -86,7 +86,11 @@ def _kept(model: object) -> Iterator[None]:
             yield
     finally:
         with _one_at_a_time:
-            snapshot.restore()
+            try:
+                snapshot.restore()
+            except KeyboardInterrupt:  # before it could begin
+                snapshot.restore()
+                raise
 
 
 def given_back(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
