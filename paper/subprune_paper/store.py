@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,9 +210,24 @@ class Store:
         return False
 
 
+_TRIES, _PAUSE = 200, 0.05  # times, seconds
+
+
+def _with_patience(db: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement that does not wait by itself while others create the file."""
+    for left in reversed(range(_TRIES)):
+        try:
+            db.execute(statement)
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or not left:
+                raise
+            time.sleep(_PAUSE)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(os.fspath(path), timeout=60, isolation_level=None)
     db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode = WAL")
+    _with_patience(db, "PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     return db
