@@ -277,6 +277,10 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     )
     if done.refitted:
         notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
+    steps = [g.steps for g in done.groups.values() if g.steps]
+    if steps:
+        text = f"refined: {sum(steps)} steps stayed, in {len(steps)} of {len(done.groups)} groups"
+        notes = [*notes, text]
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
         notes = [*notes, f"BatchNorm statistics re-estimated in {len(layers)} layers"]

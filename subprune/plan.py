@@ -33,6 +33,7 @@ class GroupPlan:
     dependent: tuple[int, ...] = ()
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it
+    steps: int = 0  # on the layers that make the units, that stayed
     seconds: float = 0.0
     # tensors that are cut, before the cut
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

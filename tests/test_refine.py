@@ -76,6 +76,43 @@ def test_the_report_speaks_of_the_fold_that_had_no_say() -> None:
     assert result.report.held_out is not None
     assert result.report.held_out.inputs == 256 // 8
     assert result.report.fitted.inputs == 256
+    steps = result.plan.groups[0].steps
+    assert 1 <= steps <= 2
+    assert f"refined: {steps} steps stayed, in 1 of 1 groups" in result.report.notes
+
+
+@pytest.mark.parametrize("folds", [2, 3])
+def test_with_few_folds_too_the_first_has_no_say(
+    folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    batches = module._Block.batches
+
+    def watched(self: Any, wanted: Any) -> list[int]:
+        seen.update(wanted)
+        return batches(self, wanted)
+
+    monkeypatch.setattr(module._Block, "batches", watched)
+    subprune.prune(block(), images(64), budgets={"first": 4}, refine=2, folds=folds, **QUIET)
+    assert seen == set(range(1, folds))
+
+
+def test_a_target_without_the_metric_is_refined_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metrics: list[Any] = []
+    refine = module.refine
+
+    def watched(place: Any, *args: Any) -> int:
+        metrics.append(place.metric)
+        return refine(place, *args)
+
+    monkeypatch.setattr("subprune.loop.walk.refine", watched)
+    for metric in (True, False):
+        how = {"target": Residual(metric=metric), "allocate": "output"}
+        subprune.prune(block(), images(64), compression=1.2, refine=1, **how, **QUIET)
+    assert metrics[0]
+    assert metrics[-1] is None
 
 
 def test_a_fold_that_has_no_say_changes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +144,7 @@ def test_a_step_is_the_damped_product_of_three_matrices() -> None:
     tensors = {**place.current.tensors, "1.weight": model[1].weight.detach() + torch.ones(shape)}
     layers = module.makers(calibration.structure, group)
     inner = module._Block(place, place.start, gathered.aims)
-    inverses = [module._inverse(layer, place.start) for layer in layers]
+    inverses = [module._inverse(layer, place.start, range(len(inner.folds))) for layer in layers]
     steps = module._steps(inner, tensors, layers, inverses, range(7), range(len(inner.folds)))
     wide = np.concatenate([x.numpy(), np.ones((60, 1))], 1)
     second = tensors["1.weight"].numpy()

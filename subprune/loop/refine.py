@@ -18,14 +18,13 @@ fitted without it does on it is what the report may tell.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.statistics.accumulation import ConsumerStatistics
-from subprune.statistics.arrival import factors, felt_scale, spread
+from subprune.statistics.arrival import factors, felt, felt_scale
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight, stored_weight
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from subprune.statistics.runs import Run
     from subprune.structure.groups import Consumer, Group, Structure
 
-__all__ = ["Refined", "constant_of", "makers", "refine"]
+__all__ = ["constant_of", "makers", "refine"]
 
 _INPUT_DAMPING = 1e-2  # of the mean energy of a column
 _UNIT_DAMPING = 0.05  # of the mean of S's diagonal
@@ -72,16 +71,6 @@ def makers(structure: Structure, group: Group) -> list[Consumer]:
     return found if found and all(m.use.op < first for m in found) else []
 
 
-@dataclass(frozen=True)
-class Refined:
-    """What steps led to."""
-
-    tensors: Tensors
-    steps: int  # that stayed
-    before: float  # relative error at the landings, on the inputs held out from the first step
-    after: float  # and the same with the steps
-
-
 class _Block:
     """The operations from the first maker to the landings, on the inputs of a run before them."""
 
@@ -90,6 +79,10 @@ class _Block:
         self.readers = sorted(place.group.reweightable, key=lambda c: c.use.op)
         self.stop = 1 + max(c.landing.op for c in self.readers if c.landing is not None)
         self.folds = start.folds
+
+    def batches(self, folds: Sequence[int]) -> list[int]:
+        """The numbers of the batches of some folds."""
+        return [i for i, fold in enumerate(self.folds) if fold in folds]
 
     def landed(self, batch: int, tensors: Mapping[str, Tensor], grad: bool) -> dict[int, Tensor]:
         """By reader: its value at the landing, in a model with these tensors."""
@@ -114,15 +107,11 @@ class _Block:
         landing = reader.landing
         assert landing is not None
         aim = self.aims[reader.use.op][batch]
-        metric = self.place.metric
-        felt = None if metric is None else metric.get(landing.value)
         rest, counts = aim - value, None
         if landing.rectified:
             counts = (aim >= 0) | (value > 0)
             rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
-        if felt is not None:
-            rest = rest * spread(felt, landing, rest.ndim).to(rest)
-        return rest, counts
+        return felt(rest, landing, self.place.metric), counts
 
     def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
         """Σ‖ρ‖² over some batches."""
@@ -145,46 +134,39 @@ def refine(
     kept: Sequence[int],
     solve: Solve,
     steps: int,
-) -> Refined:
-    """Take steps on the makers `layers`, and fit the readers again after each.
+) -> int:
+    """Take steps on the makers `layers`, and `solve` after each; how many stayed.
 
     place: where the readers stand; start: the run before the first maker; aims: by reader, the
     dense values at its landing, batch by batch; tensors: of the model with the readers fitted.
     """
     block = _Block(place, start, aims)
     every = sorted(set(block.folds))
-    folds = every[1:] if len(every) > 2 else every
+    folds = every[1:] or every  # the first has no say, unless there is no other
     directions: dict[str, Tensor] = {}
-    taken, before = 0, float("nan")
-    inverses = [_inverse(layer, start) for layer in layers]
+    inverses = [_inverse(layer, start, block.batches(folds)) for layer in layers]
     for step in range(steps):
         held = folds[step % len(folds)]
-        seen = [
-            i for i, f in enumerate(block.folds) if f in folds and (f != held or len(folds) == 1)
-        ]
-        judged = [i for i, f in enumerate(block.folds) if f == held]
+        judged = block.batches([held])
+        seen = block.batches([fold for fold in folds if fold != held]) or judged
         old = block.loss(tensors, judged)
-        before = old if step == 0 else before
         changes = _steps(block, tensors, layers, inverses, kept, seen)
         better = _best(block, tensors, [changes, directions], seen, judged, old)
         if better is None:
-            break
+            return step
         directions = {n: better[n] - tensors[n].to(better[n]) for n in better}
         moved = {**tensors, **{n: x.to(tensors[n]) for n, x in better.items()}}
         tensors = solve(moved)
-        taken += 1
-    judged = [i for i, f in enumerate(block.folds) if f == folds[0]]
-    after = block.loss(tensors, judged) if taken else before
-    return Refined(tensors, taken, before, after)
+    return steps
 
 
-def _inverse(layer: Consumer, start: Run) -> Tensor:
+def _inverse(layer: Consumer, start: Run, batches: Sequence[int]) -> Tensor:
     """(G + damping)⁻¹ of a maker's inputs with a constant column, [d + 1, d + 1]."""
     source = start.fork()
     source.advance(layer.use.op)
     mapping = column_map(layer, source.programs[0], layer.name)
     collector = ConsumerStatistics(mapping, symmetric=True)
-    for i in range(len(source.envs)):
+    for i in batches:
         collector.update(source.argument(layer.use.op, i))
     (sums,) = collector.result(consumer_weight(layer, source.tensors))
     count = torch.full((1,), float(sums.rows), dtype=torch.float64)
@@ -219,7 +201,7 @@ def _steps(
             ]
             total = torch.stack(losses).sum() / 2
         total.backward()
-    pulls = _pulls(block, tensors, layers)
+    pulls = _pulls(block, tensors, layers, batches[0])
     changes: dict[str, Tensor] = {}
     for layer, inverse, bias in zip(layers, inverses, biases, strict=True):
         slope = leaves[layer.use.weight].grad
@@ -258,8 +240,13 @@ def _per_unit(pull: Tensor, rows: Tensor, kept: Sequence[int]) -> Tensor:
     return result
 
 
-def _pulls(block: _Block, tensors: Tensors, layers: Sequence[Consumer]) -> dict[str, Tensor]:
-    """By maker: S, how much two units pull on the same outputs, [units, units]."""
+def _pulls(
+    block: _Block, tensors: Tensors, layers: Sequence[Consumer], batch: int
+) -> dict[str, Tensor]:
+    """By maker: S, how much two units pull on the same outputs, [units, units].
+
+    batch: where it is looked how often two units are active.
+    """
     n = block.place.group.n_units
     together = torch.zeros(n, n, dtype=torch.float64)
     for reader in block.readers:
@@ -272,7 +259,7 @@ def _pulls(block: _Block, tensors: Tensors, layers: Sequence[Consumer]) -> dict[
         mine = units >= 0
         by_unit = torch.zeros(n, rows.shape[1], dtype=torch.float64)
         by_unit.index_add_(0, units[mine], rows[mine])
-        together += by_unit @ by_unit.T * _active(block, reader, n)
+        together += by_unit @ by_unit.T * _active(block, reader, n, batch)
     pulls = {}
     for layer in layers:
         factor = None if layer.landing is None else factors(layer.landing, tensors)
@@ -282,11 +269,11 @@ def _pulls(block: _Block, tensors: Tensors, layers: Sequence[Consumer]) -> dict[
     return pulls
 
 
-def _active(block: _Block, reader: Consumer, n: int) -> Tensor:
+def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
     """How often two units are both different from zero where the reader sees them."""
     run = block.place.current.fork()
     run.advance(reader.use.op)
-    x = run.argument(reader.use.op, 0)
+    x = run.argument(reader.use.op, batch)
     on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
     rows = on.reshape(-1, on.shape[-1])
     both = (rows.T @ rows / len(rows)).double()
@@ -320,13 +307,8 @@ def _best(
         for reader in block.readers:
             op = reader.use.op
             rest, counts = block.wrong(reader, i, here[op])
-            landing, metric = reader.landing, block.place.metric
-            assert landing is not None
-            changes = [t[op] - here[op] for t in there]
-            felt = None if metric is None else metric.get(landing.value)
-            if felt is not None:
-                factor = spread(felt, landing, rest.ndim).to(rest)
-                changes = [c * factor for c in changes]
+            assert reader.landing is not None
+            changes = [felt(t[op] - here[op], reader.landing, block.place.metric) for t in there]
             if counts is not None:
                 changes = [c * counts for c in changes]
             flat = torch.stack([c.flatten() for c in changes]).double()

@@ -103,8 +103,10 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     unfitted = tour.models
     models, figures = _in_rounds(work, recipe.fit, recipe.target, visit.place, unfitted)
     tour.apply(group, kept, models, visit.start)
+    steps = 0
     if recipe.refine and visit.place is not None and visit.start is not None:
-        figures = _refined(tour, visit, kept, recipe, unfitted) or figures
+        again, steps = _refined(tour, visit, kept, recipe, unfitted)
+        figures = again or figures
     tour.skip_to(visit.gathered.passed)
     curve = visit.ranking.curve
     return GroupPlan(
@@ -123,6 +125,7 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
         rows=figures.rows,
         rank=(0 if curve is None else sum(curve.ranks[:k])) or figures.rank,
         columns=figures.columns,
+        steps=steps,
         seconds=visit.seconds + time.perf_counter() - started,
         shapes=before,
     )
@@ -168,16 +171,19 @@ def _in_rounds(
 
 def _refined(
     tour: Tour, visit: Visit, kept: tuple[int, ...], recipe: Recipe, unfitted: Sequence[Tensors]
-) -> Figures | None:
+) -> tuple[Figures | None, int]:
     """Steps on the layers that make the units, with the readers fitted again after each.
 
-    unfitted: the model and its versions before the readers were fitted. None if no step stayed.
+    unfitted: the model and its versions before the readers were fitted. Figures of the last fit,
+    None if no step stayed; and how many did.
     """
     group, place = visit.group, visit.place
     assert place is not None
+    if not recipe.target.needs_metric:
+        place = replace(place, metric=None)
     layers = makers(tour.setting.calibration.structure, group)
     if not layers or len(kept) == group.n_units:
-        return None
+        return None, 0
     start = tour.current.fork()
     base = switched_off(group, kept, unfitted)
     changing = {n for m in layers for n in (m.use.weight, constant_of(m)) if n is not None}
@@ -185,8 +191,8 @@ def _refined(
 
     def solve(tensors: Tensors) -> Tensors:
         # Versions go the same way from where each of them is.
-        steps = {n: tensors[n] - base[0][n] for n in changing}
-        models = [{**m, **{n: m[n] + step for n, step in steps.items()}} for m in base]
+        changes = {n: tensors[n] - base[0][n] for n in changing}
+        models = [{**m, **{n: m[n] + change for n, change in changes.items()}} for m in base]
         models[0].update({n: tensors[n] for n in changing})
         run = start.fork()
         run.tensors = models[0]
@@ -198,12 +204,12 @@ def _refined(
         return latest[-1][0][0]
 
     aims = visit.gathered.aims
-    refine(place, start, aims, start.tensors, layers, kept, solve, recipe.refine)
+    steps = refine(place, start, aims, start.tensors, layers, kept, solve, recipe.refine)
     if not latest:
-        return None
+        return None, steps
     models, figures = latest[-1]
     tour.take_over(models)
-    return figures
+    return figures, steps
 
 
 def alone(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from subprune.statistics.runs import Run
     from subprune.structure.landing import Landing
 
-__all__ = ["factors", "felt_scale", "offset", "spread"]
+__all__ = ["factors", "felt", "felt_scale", "offset", "spread"]
 
 
 def _factor(step: Scaling, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -73,6 +73,12 @@ def offset(
     return total
 
 
+def felt(x: Tensor, landing: Landing, metric: Mapping[int, Tensor] | None) -> Tensor:
+    """Values, or differences of values, of a landing, as the output feels them: √w·x."""
+    weights = None if metric is None else metric.get(landing.value)
+    return x if weights is None else x * spread(weights, landing, x.ndim).to(x)
+
+
 def felt_scale(
     landing: Landing | None, tensors: Mapping[str, Tensor], metric: Mapping[int, Tensor] | None
 ) -> Tensor | None:
@@ -80,7 +86,7 @@ def felt_scale(
     if landing is None:
         return None
     factor = factors(landing, tensors)
-    felt = None if metric is None else metric.get(landing.value)
-    if factor is None or felt is None:
-        return felt if factor is None else factor
-    return factor * felt.to(factor)
+    weights = None if metric is None else metric.get(landing.value)
+    if factor is None or weights is None:
+        return weights if factor is None else factor
+    return factor * weights.to(factor)

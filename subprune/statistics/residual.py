@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subprune.program.program import flat_tensors
-from subprune.statistics.arrival import factors, felt_scale, offset, spread
+from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
 
@@ -96,9 +96,7 @@ class Residual(Target):
         landing = consumer.landing
         assert landing is not None
         rest = aim - offset(landing, run, batch, run.tensors, aim)
-        metric = self._metric(place)
-        felt = None if metric is None else metric.get(landing.value)
-        return rest if felt is None else rest * spread(felt, landing, aim.ndim).to(aim)
+        return felt(rest, landing, self._metric(place))
 
     def _moving(self, place: Place) -> list[Consumer]:
         """The consumers whose targets move, as they run."""
