@@ -140,7 +140,8 @@ def _ready(
     inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
-    calibration = Calibration.of(model, inputs.batches, options.recipe.fit.parts)
+    parts = options.recipe.fit.parts
+    calibration = Calibration.of(model, inputs.batches, parts, options.augment or (), options.seed)
     tick("trying the cuts")
     checked = _groups(calibration, options)
     watch.lap("structure")

@@ -16,6 +16,7 @@ from torch import nn
 from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
 from subprune.budget.demand import Allocator
 from subprune.budget.goal import Goal, amount
+from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS, FitName
@@ -63,6 +64,17 @@ def _budgets(texts: list[str]) -> dict[str, int]:
             raise OptionError(Message(why, got=text))
         counts[name] = int(number)
     return counts
+
+
+def _views(given: Any) -> tuple[str, ...] | None:
+    """Names of views, one or several."""
+    names = as_items(given)
+    for name in names:
+        if name not in VIEWS:
+            words = "{augment=}: {hint}allowed are {allowed}"
+            hint, allowed = closest(str(name), VIEWS), ", ".join(VIEWS)
+            raise OptionError(Message(words, augment=given, hint=hint, allowed=allowed))
+    return tuple(dict.fromkeys(names)) or None
 
 
 def _class_names(items: Iterable[Any]) -> list[str]:
@@ -264,6 +276,16 @@ class Options:
             "all"
         ),
         panel=_DATA,
+    )
+    augment: Any = option(
+        None,
+        "calibrate also on further views of all images: mirror (left and right exchanged), crop "
+        "(moved by a few pixels); for images that mean the same then",
+        panel=_DATA,
+        metavar="VIEW",
+        several=True,
+        parse=list,
+        take=_views,
     )
     forward: Callable[[Any], Any] | None = option(
         None,

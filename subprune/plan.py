@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["HISTORY", "GroupPlan", "Plan", "history_of"]
+__all__ = [
+    "FITTED",
+    "HISTORY",
+    "MOVED",
+    "REFINED",
+    "UNFITTED",
+    "GroupPlan",
+    "Plan",
+    "history_of",
+]
+
+UNFITTED, FITTED = "weights as they were", "weights fitted"
+MOVED, REFINED = "targets moved, fitted again", "refined"
+"""Stages of the layers that read a group."""
 
 HISTORY = "subprune_history"
 """Attribute of a pruned model with the stored plans of all its prunings; it survives copying and
@@ -34,6 +47,8 @@ class GroupPlan:
     rank: int = 0  # independent columns in the last solve, and
     columns: int = 0  # all columns of it
     steps: int = 0  # on the layers that make the units, that stayed
+    # what was done, one after another, and the error left after each, on inputs not fitted if any
+    stages: tuple[tuple[str, float], ...] = ()
     seconds: float = 0.0
     # tensors that are cut, before the cut
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -47,6 +62,8 @@ class Plan:
     options: dict[str, Any]
     target: str = ""  # what layers were to give
     groups: tuple[GroupPlan, ...] = ()
+    # layers that lost no input and were refitted all the same, with stages as those of groups
+    refitted: dict[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     # shapes of the inputs the model was recorded with
     inputs: dict[str, Any] = field(default_factory=dict)
     # whether widths that hand-written modules keep about themselves were changed too

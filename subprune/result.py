@@ -115,6 +115,7 @@ def make_result(
         target=options.recipe.target.name,
         options=options.to_dict(),
         groups=parts,
+        refitted={name: figures.stages for name, figures in done.refitted.items()},
         inputs=describe_inputs(first.inputs),
         eager=eager,
         data=data,
@@ -123,7 +124,7 @@ def make_result(
     )
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
-    samples = sum(b.size for b in calibration.batches)
+    samples = sum(b.size for b in calibration.given)
     fitted, held_out = _compared(calibration, small, done, options)
     accuracy = (held_out or fitted).accuracy
     if verify:

@@ -10,19 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-__all__ = ["Sampler", "is_image"]
+from subprune.data.views import is_image, mirrored, moved
 
-_MARGIN = 8
-"""A crop is moved by at most this part of the image's size."""
-
-
-def is_image(x: Any) -> bool:
-    """Whether an argument is a batch of images: [N, channels, height, width], floating."""
-    return isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() and min(x.shape[2:]) >= 8
+__all__ = ["Sampler"]
 
 
 class Sampler:
@@ -60,26 +53,14 @@ class Sampler:
 
     def _changed(self, x: Tensor) -> Tensor:
         """Mirrored, moved, and for half of the batches mixed with one another."""
-        n, _, height, width = x.shape
-        mirrored = torch.rand(n, generator=self.random) < 0.5
-        x = torch.where(mirrored[:, None, None, None], x.flip(3), x)
-        x = self._moved(x, height // _MARGIN, width // _MARGIN)
+        n = len(x)
+        chosen = torch.rand(n, generator=self.random) < 0.5
+        x = moved(torch.where(chosen[:, None, None, None], mirrored(x), x), self.random)
         if float(torch.rand((), generator=self.random)) < 0.5:
             other = torch.randperm(n, generator=self.random)
             share = torch.rand(n, 1, 1, 1, generator=self.random).to(x)
             x = share * x + (1 - share) * x[other]
         return x
-
-    def _moved(self, x: Tensor, down: int, right: int) -> Tensor:
-        """Every image moved by a few pixels of its own, with zeros behind it."""
-        n, _, height, width = x.shape
-        padded = F.pad(x, (right, right, down, down))
-        rows = torch.randint(0, 2 * down + 1, (n,), generator=self.random)
-        columns = torch.randint(0, 2 * right + 1, (n,), generator=self.random)
-        shifts = zip(rows.tolist(), columns.tolist(), strict=True)
-        return torch.stack(
-            [padded[i, :, r : r + height, c : c + width] for i, (r, c) in enumerate(shifts)]
-        )
 
 
 def _rows(leaves: Sequence[Any]) -> Tensor:

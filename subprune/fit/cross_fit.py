@@ -152,7 +152,12 @@ class _Trial:
             every = self.seen.units.unique().tolist()
             toward = self.old[self.columns]
             self._known[strength] = solve(
-                self.seen, every, ridge=strength, toward=toward, intercept=self.intercept
+                self.seen,
+                every,
+                ridge=strength,
+                toward=toward,
+                intercept=self.intercept,
+                ranked=False,
             )
         return self._known[strength]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from subprune.fit.solver import relative_error
 from subprune.statistics.consumers import consumer_weight, stored_weight
 
 if TYPE_CHECKING:
@@ -18,7 +20,16 @@ if TYPE_CHECKING:
     from subprune.statistics.statistics import Statistics
     from subprune.structure.groups import Consumer, Group
 
-__all__ = ["Figures", "Fit", "Tensors", "Work", "as_weight", "matrices", "weight_growth"]
+__all__ = [
+    "Figures",
+    "Fit",
+    "Tensors",
+    "Work",
+    "as_weight",
+    "error_before",
+    "matrices",
+    "weight_growth",
+]
 
 Tensors = dict[str, Tensor]
 """Parameters and buffers of a model, by name."""
@@ -37,6 +48,13 @@ class Figures:
     rows: int = 0  # the fewest rows that a fit had
     rank: int = 0  # independent columns among those kept, over all consumers
     columns: int = 0  # columns kept
+    # what was done, one after another, and the error left after each, on inputs not fitted if any
+    stages: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def left(self) -> float:
+        """The error on inputs that were not fitted, if there are any; else on those that were."""
+        return self.error if math.isnan(self.held_out) else self.held_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +128,20 @@ def as_weight(
     rows = torch.cat([block.T for block in blocks])  # [outputs, inputs / groups · taps]
     new = rows.reshape(consumer_weight(consumer, tensors).shape).to(old)
     return stored_weight(consumer, new)
+
+
+def error_before(work: Work, tensors: Mapping[str, Tensor]) -> float:
+    """The relative error with the present weights on the columns that stay; nan: nothing to see."""
+    energy = residual = 0.0
+    for consumer, blocks in work.blocks():
+        for (folded, whole), old in zip(blocks, matrices(consumer, tensors), strict=True):
+            columns = whole.columns(work.kept)
+            weight = old.detach().to(whole.cross)[columns]
+            if folded.scale is not None:
+                weight = weight * folded.scale.to(weight)
+            residual += relative_error(whole.part(columns), weight) * whole.energy
+            energy += whole.energy
+    return residual / energy if energy else float("nan")
 
 
 def weight_growth(columns: Tensor, new: Tensor, old: Tensor) -> float:

@@ -20,11 +20,11 @@ from subprune.statistics.runs import Passage, Run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from subprune.fit.fit import Tensors
+    from subprune.fit.fit import Figures, Tensors
     from subprune.select.selector import Setting
     from subprune.structure.groups import Group
 
-    Refit = Callable[[Place, Sequence[Tensors]], list[Tensors]]
+    Refit = Callable[[Place, Sequence[Tensors]], tuple[list[Tensors], Figures]]
 
 __all__ = ["Tour", "in_order", "switched_off"]
 
@@ -69,7 +69,8 @@ class Tour:
         structure = calibration.structure
         waiting = [] if refit is None else drifting(structure, groups)
         self._stations = deque(station(structure, consumer) for consumer in waiting)
-        self.refitted: list[str] = []  # layers that were refitted though none of their inputs went
+        # Layers that were refitted though none of their inputs went, and what that brought.
+        self.refitted: dict[str, Figures] = {}
 
     @property
     def models(self) -> list[Tensors]:
@@ -110,8 +111,8 @@ class Tour:
                 metric=self.setting.metric,
             )
             assert self._refit is not None
-            self.take_over(self._refit(place, self.models))
-            self.refitted.append(layer.name)
+            models, self.refitted[layer.name] = self._refit(place, self.models)
+            self.take_over(models)
 
     def take_over(self, models: Sequence[Tensors]) -> None:
         """Newly fitted tensors of the model and its versions."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
-from subprune.fit.fit import Figures, Fit, Tensors, Work
+from subprune.fit.fit import Figures, Fit, Tensors, Work, error_before
 from subprune.loop.refine import constant_of, makers, refine
 from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
-from subprune.plan import GroupPlan
+from subprune.plan import FITTED, MOVED, REFINED, UNFITTED, GroupPlan
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
@@ -45,7 +45,8 @@ class Walk:
     rewritten: frozenset[str] = frozenset()  # tensors that fits replaced
     # folds that nothing was fitted to in the version without them; None: all
     unseen: frozenset[int] | None = None
-    refitted: tuple[str, ...] = ()  # layers that lost no input, and were refitted all the same
+    # layers that lost no input, and were refitted all the same
+    refitted: dict[str, Figures] = field(default_factory=dict)
     renewed: tuple[str, ...] = ()  # tensors with BatchNorm statistics that were re-estimated
     notes: list[str] = field(default_factory=list)
 
@@ -84,7 +85,7 @@ def walk(
         rewritten=frozenset(tour.rewritten),
         renewed=renewed,
         unseen=frozenset({0}) if recipe.refine else None,
-        refitted=tuple(tour.refitted),
+        refitted=tour.refitted,
     )
 
 
@@ -106,7 +107,8 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     steps = 0
     if recipe.refine and visit.place is not None and visit.start is not None:
         again, steps = _refined(tour, visit, kept, recipe, unfitted)
-        figures = again or figures
+        if again is not None:
+            figures = replace(again, stages=(*figures.stages, (REFINED, again.left)))
     tour.skip_to(visit.gathered.passed)
     curve = visit.ranking.curve
     return GroupPlan(
@@ -126,15 +128,18 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
         rank=(0 if curve is None else sum(curve.ranks[:k])) or figures.rank,
         columns=figures.columns,
         steps=steps,
+        stages=figures.stages,
         seconds=visit.seconds + time.perf_counter() - started,
         shapes=before,
     )
 
 
-def _refitted(fit: Fit, target: Target, place: Place, models: Sequence[Tensors]) -> list[Tensors]:
+def _refitted(
+    fit: Fit, target: Target, place: Place, models: Sequence[Tensors]
+) -> tuple[list[Tensors], Figures]:
     """Models with new weights for a layer that loses no input."""
     work = Work(group=place.group, kept=(), gathered=target.gather(place))
-    return _in_rounds(work, fit, target, place, models)[0]
+    return _in_rounds(work, fit, target, place, models)
 
 
 def _work(visit: Visit, kept: tuple[int, ...]) -> Work:
@@ -154,6 +159,9 @@ def _in_rounds(
     """Fit; then, as often as the target asks for it, to what it became, always from the start."""
     new = [dict(tensors) for tensors in models]
     figures = fit.apply(work, new)
+    stages = []
+    if len(work.kept) < work.group.n_units and figures.rows:
+        stages = [(UNFITTED, error_before(work, models[0])), (FITTED, figures.left)]
     # Strengths of a ridge: chosen anew for the first targets that moved, then kept; those of wide
     # layers, whose fits take long, are kept from the start.
     wide = any(s.width > _WIDE for s in work.gathered.statistics)
@@ -166,7 +174,8 @@ def _in_rounds(
         new = [dict(tensors) for tensors in models]
         figures = fit.apply(replace(work, gathered=moved, ridge=chosen), new)
         chosen = figures.ridge
-    return new, figures
+        stages = [*stages[:2], (MOVED, figures.left)]
+    return new, replace(figures, stages=tuple(stages))
 
 
 def _refined(

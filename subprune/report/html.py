@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from subprune.report.brought import courses, parts_used
 from subprune.report.svg import curve, network
 from subprune.report.terminal import (
     error_left,
@@ -37,7 +38,18 @@ def page(report: Report) -> str:
         assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
     name = e(report.model or "model")
-    sections = (_head, _figures, _network, _groups, _curves, _guarantees, _exports, _skipped, _how)
+    sections = (
+        _head,
+        _figures,
+        _network,
+        _groups,
+        _parts,
+        _curves,
+        _guarantees,
+        _exports,
+        _skipped,
+        _how,
+    )
     body = "".join(section(report) for section in sections)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}, pruned</title>'
@@ -198,6 +210,26 @@ def _groups(r: Report) -> str:
     return (
         f'<h2>Group by group</h2><p class="soft">{text}</p>'
         f'<div class="card scroll groups">{table}</div>'
+    )
+
+
+def _parts(r: Report) -> str:
+    """What each part brought."""
+    rows = [
+        [e(f"{course.layers} {course.what}"), e(str(course)).replace(" → ", "<br>→ ")]
+        for course in courses(r.plan)
+    ]
+    if not rows:
+        return ""
+    text = (
+        "The share of what the layers should give that is left after each stage, on average, where "
+        "it reaches the rest of the network; after fits, on rows of data that were not fitted. "
+        f"Parts: {parts_used(r.plan)}."
+    )
+    table = html_table(("layers", "error left"), rows)
+    return (
+        f'<h2>What each part brought</h2><p class="soft">{e(text)}</p>'
+        f'<div class="card scroll">{table}</div>'
     )
 
 

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from subprune.report.brought import courses
+
 if TYPE_CHECKING:
     from subprune.measure.compare import Comparison
     from subprune.plan import GroupPlan
@@ -164,6 +166,9 @@ def measured(report: Report) -> list[tuple[str, str]]:
     if report.accuracy is not None:
         a, b = report.accuracy
         lines.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
+    for course in courses(report.plan):
+        where = f"error left, mean of {course.layers} {course.what}"
+        lines.append((where, str(course)))
     if report.latency is not None:
         lines.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
     if report.parts:

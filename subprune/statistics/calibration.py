@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from subprune.data.batches import Batch, folded, signature
+from subprune.data.views import with_views
 from subprune.errors import DataError
 from subprune.program.program import Program, model_tensors
 from subprune.program.record import record_given
@@ -36,11 +37,18 @@ class Calibration:
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, model: nn.Module, batches: Sequence[Batch], folds: int = 1) -> Calibration:
+    def of(
+        cls,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        folds: int = 1,
+        views: Sequence[str] = (),
+        seed: int = 0,
+    ) -> Calibration:
         """Record the model once per shape of batch, its inputs divided into folds.
 
         A model that takes batches of certain sizes only, or another path for others, has its
-        batches dealt out whole.
+        batches dealt out whole. views: names of further views of all images.
         """
         parts, numbers = folded(batches, folds)
         try:
@@ -50,6 +58,9 @@ class Calibration:
                 raise
             parts, numbers = folded(batches, folds, whole=True)
             programs = _programs(model, parts, {})
+        if views:
+            parts, numbers = with_views(parts, numbers, views, seed)
+            programs = programs * (1 + len(views))
         return cls(model, parts, analyse(programs[0]), programs, numbers, batches)
 
     @property

@@ -8,6 +8,7 @@ is kept. Class scores are centred first, since adding the same to all of them ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,10 @@ __all__ = ["measure_metric"]
 PROBES = 2
 """Random directions for each input."""
 
-INPUTS = 128
-"""Inputs that are asked; those after them would change little."""
+INPUTS, ANSWERS = 128, 4096
+"""Inputs that are asked, or answers about them (tokens, pixels) if those are many; what comes after
+would change little.
+"""
 
 
 def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> dict[int, Tensor]:
@@ -44,11 +47,13 @@ def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> d
         return {}
     squares: dict[int, Tensor] = {}
     counts = dict.fromkeys(landings, 0)
-    random, seen = generator(0, "metric"), 0  # the same directions whatever the seed of the call
+    random = generator(0, "metric")  # the same directions whatever the seed of the call
+    seen = answers = 0
     for program, batch in zip(calibration.programs, calibration.batches, strict=True):
-        if seen >= INPUTS:
+        if seen >= INPUTS or answers >= ANSWERS:
             break
         seen += batch.size
+        answers += _answers(program.values[program.answer].shape)
         try:
             found = _squares(calibration, program, batch, landings, random)
         except torch.OutOfMemoryError:
@@ -104,6 +109,11 @@ def _squares(
             known, count = sums.get(value, (torch.zeros_like(square), 0))
             sums[value] = known + square, count + grad.numel() // grad.shape[dim]
     return sums
+
+
+def _answers(shape: Sequence[int]) -> int:
+    """In an output of this shape: one for each position of a sequence, else one for each input."""
+    return math.prod(shape[:-1]) if len(shape) == 3 else math.prod(shape[:1])
 
 
 def _centred(output: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""What each part of a pruning brought: the error left in the layers after it, on average."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from subprune.plan import FITTED, MOVED, REFINED, UNFITTED
+
+if TYPE_CHECKING:
+    from subprune.plan import Plan
+
+__all__ = ["Course", "courses", "parts_used"]
+
+_STAGES = (UNFITTED, FITTED, MOVED, REFINED)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Layers of one kind, and their mean relative error after each stage of the work."""
+
+    what: str
+    layers: int
+    errors: tuple[tuple[str, float], ...]  # by stage
+
+    def __str__(self) -> str:
+        return " → ".join(f"{_percent(error)} {stage}" for stage, error in self.errors)
+
+
+def courses(plan: Plan) -> list[Course]:
+    """How the errors went down: of layers that lost inputs, and of those that lost none."""
+    cut = [g.stages for g in plan.groups if g.stages]
+    kept = [stages for stages in plan.refitted.values() if stages]
+    sets = (("layers that read what was cut", cut), ("layers that lost no input", kept))
+    return [_course(what, stages) for what, stages in sets if stages]
+
+
+def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
+    """A layer that a stage left alone keeps the error it had."""
+    present = [stage for stage in _STAGES if any(stage in dict(s) for s in layers)]
+    errors, latest = [], [float("nan")] * len(layers)
+    for stage in present:
+        latest = [dict(s).get(stage, old) for s, old in zip(layers, latest, strict=True)]
+        known = [x for x in latest if not math.isnan(x)]
+        errors.append((stage, sum(known) / len(known) if known else float("nan")))
+    return Course(what, len(layers), tuple(errors))
+
+
+def parts_used(plan: Plan) -> str:
+    """The choices the pruning was made of, in words."""
+    names = {name: plan.options.get(name) for name in ("selector", "fit", "allocate")}
+    words = [f"target {plan.target}"] if plan.target else []
+    words += [f"{name} {value}" for name, value in names.items() if value]
+    words += [f"{len(plan.refitted)} layers refitted that lost no input"] if plan.refitted else []
+    steps = sum(g.steps for g in plan.groups)
+    return ", ".join([*words, *([f"{steps} steps of refining"] if steps else [])])
+
+
+def _percent(x: float) -> str:
+    return "–" if math.isnan(x) else f"{100 * x:.3g}%"
