@@ -1,12 +1,13 @@
 """ResNet56 on CIFAR-10, 512 unlabelled training images, no fine-tuning: the default and its parts.
 
-    python experiments/accuracy.py table|ablation|images --data-dir DATA --weights RESNET56
-        [--seeds 42 43] [--ratios 2 4] [--variants default refine recover]
+    python experiments/accuracy.py table|ablation|images --data-dir DATA --weights WEIGHTS
+        [--network resnet56] [--seeds 42 43] [--ratios 2 4] [--variants default refine recover]
 
 table: every variant on the 10,000 test images, each measured once; nothing is chosen on them.
 ablation: every part off in turn, and alone, on 10,000 training images that nothing saw.
 images: the number of calibration images, on the same 10,000.
-Rows go to experiments/results/accuracy/; a row that is there already is not made again.
+Other networks: vgg11, and lenet on MNIST, whose weights are shipped. Rows go to
+experiments/results/accuracy/; a row that is there already is not made again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.statistics.residual import Residual
 from subprune.zoo.datasets import Images, load
-from subprune.zoo.models import build
+from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 
 FOLDER = Path(__file__).parent / "results" / "accuracy"
@@ -77,6 +78,10 @@ ABLATION: dict[str, Variant] = {
     "without: budgets by the output": variant(allocate="balanced"),
     "equal fractions": variant(allocate="uniform"),
     "backward elimination": variant(selector="backward"),
+    "with: mirror images": variant(augment="mirror"),
+    "with: mirror images and crops": variant(augment=["mirror", "crop"]),
+    "with: refine": variant(refine=4),
+    "with: refine, mirror images": variant(refine=4, augment="mirror"),
     "none of them": variant(**PLAIN),
     "alone: drift refit": variant(**PLAIN, drift=True),
     "alone: residual target": variant(**PLAIN, target=Residual(rounds=0, metric=False)),
@@ -90,6 +95,17 @@ BY_IMAGES: dict[str, Variant] = {
     "asym-in-change": variant(method="asym-in-change"),
     "layer-weight-norm": variant(method="layer-weight-norm"),
 }
+
+
+def network(name: str, weights: Path | None) -> tuple[nn.Module, str]:
+    """A trained network, and the name of its images."""
+    if name == "lenet":
+        return shipped_lenet()[0], "mnist"
+    if weights is None:
+        raise SystemExit(f"--weights: the file with the weights of {name}")
+    model = build(name).eval()
+    load_weights(model, weights)
+    return model, "cifar10"
 
 
 @torch.no_grad()
@@ -117,15 +133,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", choices=["table", "ablation", "images"])
     parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--network", default="resnet56", choices=["resnet56", "vgg11", "lenet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--ratios", type=float, nargs="+", default=[2, 4, 8, 16, 32])
     parser.add_argument("--variants", nargs="+")
     options = parser.parse_args()
-    model = build("resnet56").eval()
-    load_weights(model, options.weights)
-    train = load("cifar10", "train", options.data_dir)
-    path = FOLDER / f"{options.part}.csv"
+    model, images = network(options.network, options.weights)
+    train = load(images, "train", options.data_dir)
+    mark = "" if options.network == "resnet56" else f"-{options.network}"
+    path = FOLDER / f"{options.part}{mark}.csv"
     rows: list[dict[str, Any]] = []
     if path.is_file():
         with path.open(newline="") as file:
@@ -137,7 +154,7 @@ def main() -> None:
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(key["seed"]))
         judged = train.subset(order[UNSEEN])
         if options.part == "table":
-            judged = load("cifar10", "test", options.data_dir)
+            judged = load(images, "test", options.data_dir)
         started = time.process_time()
         result = make(model, train.inputs(order[:count]), key["compression"], key["seed"])
         row = {
