@@ -23,13 +23,16 @@ import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
-from subprune.fit.solver import Solution, relative_error, solve
+from subprune.fit.solver import Factors, Solution, relative_error, solve
 
 if TYPE_CHECKING:
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.statistics import Statistics
 
-__all__ = ["FOLDS", "STRENGTHS", "Fitted", "cross_fit", "together"]
+__all__ = ["FOLDS", "STRENGTHS", "Fitted", "FoldFactors", "cross_fit", "together"]
+
+FoldFactors = dict[int | None, Factors]
+"""What solves for a layer's kept columns: by the fold that is left out, None for all inputs."""
 
 FOLDS = 4
 """Folds of the calibration inputs: each is judged by a fit to the other three."""
@@ -96,19 +99,25 @@ def cross_fit(
     old: Tensor,
     strengths: Sequence[float],
     intercept: bool = False,
+    factors: FoldFactors | None = None,
 ) -> Fitted:
     """Weights for the columns of the units `kept` and the columns without a unit.
 
     whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights.
     strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
-    intercept: fit a constant too, which the ridge does not draw anywhere.
+    intercept: fit a constant too, which the ridge does not draw anywhere. factors: of the same
+    inputs, where they were fitted before; afterwards those of the strength used.
     """
+    known: FoldFactors = {} if factors is None else factors
     columns = whole.columns(kept)
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
     versions: tuple[Tensor, ...] = ()
     shifts: tuple[Tensor, ...] = ()
     if folded.folds > 1:
-        trials = [_Trial(folded, fold, columns, old, intercept) for fold in range(folded.folds)]
+        trials = [
+            _Trial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
+            for fold in range(folded.folds)
+        ]
         strength = _best_strength(trials, strengths)
         versions = tuple(trial.weight(strength) for trial in trials)
         if intercept:
@@ -116,7 +125,11 @@ def cross_fit(
         energy = sum(trial.energy for trial in trials)
         residual = sum(trial.residual(strength) for trial in trials)
         held_out = residual / energy if energy else 0.0
-    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept)
+    own = known.setdefault(None, {})
+    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
+    for fold in known.values():  # they are large: those that were only tried go
+        for other in [ridge for ridge in fold if ridge != strength]:
+            del fold[other]
     return Fitted(
         weight=final.weight,
         versions=versions,
@@ -139,9 +152,15 @@ class _Trial:
     """
 
     def __init__(
-        self, folded: FoldedStatistics, fold: int, columns: Tensor, old: Tensor, intercept: bool
+        self,
+        folded: FoldedStatistics,
+        fold: int,
+        columns: Tensor,
+        old: Tensor,
+        intercept: bool,
+        factors: Factors,
     ) -> None:
-        self.columns, self.old, self.intercept = columns, old, intercept
+        self.columns, self.old, self.intercept, self.factors = columns, old, intercept, factors
         self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
         self.energy = self.unseen.energy
         self._known: dict[float, Solution] = {}
@@ -158,6 +177,7 @@ class _Trial:
                 toward=toward,
                 intercept=self.intercept,
                 ranked=False,
+                factors=self.factors,
             )
         return self._known[strength]
 

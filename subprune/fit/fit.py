@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from subprune.fit.solver import relative_error
 from subprune.statistics.consumers import consumer_weight, stored_weight
 
 if TYPE_CHECKING:
+    from subprune.fit.cross_fit import FoldFactors
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.place import Gathered
     from subprune.statistics.statistics import Statistics
@@ -67,6 +68,8 @@ class Work:
     scale: Tensor | None = None  # [n_units], what a selector wants outgoing weights multiplied by
     # Strengths of a ridge that were chosen before, block by block; empty: they are to be chosen.
     ridge: tuple[float, ...] = ()
+    # By block: what solved for its columns, which other targets need again.
+    factors: dict[int, FoldFactors] = field(default_factory=dict)
 
     def blocks(self) -> Iterator[tuple[Consumer, Sequence[tuple[FoldedStatistics, Statistics]]]]:
         """Every consumer with the statistics of its blocks, fold by fold and whole."""

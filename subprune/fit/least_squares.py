@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from subprune.errors import OptionError
-from subprune.fit.cross_fit import Fitted, cross_fit, together
+from subprune.fit.cross_fit import Fitted, FoldFactors, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
 from subprune.keywords import must_be
 
@@ -70,9 +70,11 @@ class LeastSquares(Fit):
             old = matrices(consumer, models[0])
             own: list[Fitted] = []
             for (folded, whole), weight in zip(blocks, old, strict=True):
-                known = work.ridge[len(fits) + len(own) :][:1] or self.strengths()
+                number = len(fits) + len(own)
+                strengths = work.ridge[number:][:1] or self.strengths()
+                factors = work.factors.setdefault(number, {})
                 constant = self.has_constant(consumer)
-                own.append(_block(folded, whole, work.kept, weight, known, constant))
+                own.append(_block(folded, whole, work.kept, weight, strengths, constant, factors))
             self.write(work, consumer, models, own)
             fits += own
         return together(fits)
@@ -97,12 +99,13 @@ def _block(
     old: Tensor,
     strengths: Sequence[float],
     constant: bool,
+    factors: FoldFactors,
 ) -> Fitted:
     """One block of a consumer; old: [d, m], its present weights."""
     scale = folded.scale
     if scale is None:
-        return cross_fit(folded, whole, kept, old, strengths, constant)
+        return cross_fit(folded, whole, kept, old, strengths, constant, factors)
     # Fitted as its errors are felt, and scaled back.
     felt = old.double() * scale.to(old.device)
-    fitted = cross_fit(folded, whole, kept, felt, strengths, constant)
+    fitted = cross_fit(folded, whole, kept, felt, strengths, constant, factors)
     return fitted.divided(scale, old, whole.columns(kept))

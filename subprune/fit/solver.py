@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from subprune.statistics.statistics import Statistics
 
-__all__ = ["Solution", "relative_error", "solve", "unfitted"]
+__all__ = ["Factors", "Solution", "relative_error", "solve", "unfitted"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def solve(
     ridge: float = 0.0,
     toward: Tensor | None = None,
     ranked: bool = True,
+    factors: Factors | None = None,
 ) -> Solution:
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
 
@@ -46,7 +47,8 @@ def solve(
     columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
     those of columns about which the data says little most of all; the error is reported without it.
     ranked: whether the rank is wanted, which takes long where columns depend on each other; else it
-    is that of independent ones.
+    is that of independent ones. factors: of the same columns, by ridge, where they are solved for
+    other targets too; what is missing is added.
     """
     columns = stats.columns(kept)  # [q]
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
@@ -59,8 +61,11 @@ def solve(
         gram = torch.cat([torch.cat([gram, sums[:, None]], 1), torch.cat([sums, count])[None]])
         cross = torch.cat([cross, stats.target_sums[None]])
     system, wanted = _with_ridge(gram, cross, pull, None if toward is None else toward[columns])
-    noise = stats.tolerance if tolerance is None else tolerance
-    factor = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
+    known = {} if factors is None else factors
+    if ridge not in known:
+        noise = stats.tolerance if tolerance is None else tolerance
+        known[ridge] = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
+    factor = known[ridge]
     solution = factor.solve(wanted)  # [q (+1), m]
     solution += factor.solve(wanted - system @ solution)  # one step of refinement
     # ‖Y − BX‖² = t + tr Xᵀ(GX − 2C), without the ridge
@@ -70,6 +75,10 @@ def solve(
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
     return Solution(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
+
+
+Factors = dict[float, "_Factor"]
+"""What solves for some columns, by the strength of the ridge."""
 
 
 def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
