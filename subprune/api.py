@@ -151,7 +151,8 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, [*inputs.remarks, *_unfelt(demand)])
+    remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
+    return _Ready(demand, checked.notes, remarks)
 
 
 def _unfelt(demand: Demand) -> list[str]:
@@ -285,6 +286,9 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
         notes = [*notes, f"BatchNorm statistics re-estimated in {len(layers)} layers"]
+        if layers and calibration.structure.program.layouts:
+            words = "padding counts in them, {batchnorm=} leaves it out"
+            notes = [*notes, Message(words, batchnorm="sequential")]
     if batchnorm == "sequential":
         notes = [
             *notes,

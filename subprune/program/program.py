@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
 from subprune.program.ops import argument, belongs, kind_of
+
+if TYPE_CHECKING:
+    from subprune.program.layout import Layout
 
 __all__ = [
     "Inputs",
@@ -106,6 +109,8 @@ class Program:
     tensors: dict[str, int]  # value id of every parameter and buffer that was used
     aliases: dict[str, str]  # other names of tied parameters → the name used here
     opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
+    # by value: where tokens lie in it, if some of them do not count
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
     _last_use: dict[int, int] = field(default_factory=dict, repr=False)
     # given values that are overwritten
     _written: frozenset[int] = field(default=frozenset(), repr=False)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
+from subprune.data.tokens import counted_labels
 from subprune.program.ops import argument, replaced
 from subprune.select.scores import label_loss
 from subprune.select.selector import Ranking, Selector, View
@@ -97,8 +98,9 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
         )
     else:
         env = run.envs[number]
-    assert batch.labels is not None
-    return _Trial(program, env, run, group, batch.labels)
+    labels = counted_labels(program, batch)
+    assert labels is not None
+    return _Trial(program, env, run, group, labels)
 
 
 def _lowest(losses: Tensor) -> int:

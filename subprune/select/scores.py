@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subprune.data.tokens import counted_labels
 from subprune.errors import DataError
 from subprune.program.ops import activation, argument, replaced
 from subprune.program.program import Op, Override, Program, model_tensors
@@ -192,7 +193,8 @@ def _products(
     tensors = model_tensors(calibration.model, program)
     env = program.run(program.bind(batch.inputs), tensors, override=override, grad=True)
     with torch.enable_grad():
-        loss = label_loss(program.fetch_output(program.answer, env, tensors), batch.labels)
+        output = program.fetch_output(program.answer, env, tensors)
+        loss = label_loss(output, counted_labels(program, batch))
     order = list(activations)
     grads = torch.autograd.grad(loss, [activations[i] for i in order], allow_unused=True)
     return {
