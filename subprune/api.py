@@ -60,7 +60,8 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     given by name, exactly one says what the smaller model may cost.
 
     Args:
-        model: any trained `torch.nn.Module` in float32 or float64.
+        model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
+            one has the same types.
         data: a few hundred inputs like those the model will see, in any floating precision.
 
     Returns:

@@ -17,6 +17,7 @@ from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import Lot, plain_item, read
 from subprune.data.tokens import token_counts, token_limit, unclear
 from subprune.errors import DataError
+from subprune.program.precision import HALF
 
 if TYPE_CHECKING:
     from subprune.program.program import Inputs
@@ -173,10 +174,17 @@ def _fits(model: nn.Module, count: int) -> bool:
 
 
 def model_dtype(model: nn.Module) -> torch.dtype | None:
-    """The type of the model's fractions, if it has only one."""
-    tensors = [*model.parameters(), *model.buffers()]
-    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else None
+    """The type of the model's fractions, if it has only one.
+
+    Of a model in half precision whose norms, say, are not, the type that most of its numbers have.
+    """
+    sizes: dict[torch.dtype, int] = {}
+    for x in [*model.parameters(), *model.buffers()]:
+        if x.is_floating_point():
+            sizes[x.dtype] = sizes.get(x.dtype, 0) + x.numel()
+    if len(sizes) == 1 or any(dtype in HALF for dtype in sizes):
+        return max(sizes, key=lambda dtype: sizes[dtype])
+    return None
 
 
 def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from subprune.program.precision import SINGLE, single
 from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.arrival import factors, felt, felt_scale
 from subprune.statistics.columns import column_map
@@ -96,6 +97,7 @@ class _Block:
             keep=wanted.__contains__,
             override=self.start.override,
             grad=grad,
+            wide=None if program.opaque else SINGLE,  # steps are smaller than half precision tells
         )
         return {c.use.op: env[c.landing.value] for c in self.readers if c.landing is not None}
 
@@ -194,7 +196,8 @@ def _steps(
     names = [layer.use.weight for layer in layers]
     biases = [constant_of(layer) for layer in layers]
     leaves = {
-        n: tensors[n].detach().clone().requires_grad_() for n in [*names, *filter(None, biases)]
+        n: single(tensors[n]).detach().clone().requires_grad_()
+        for n in [*names, *filter(None, biases)]
     }
     trial = {**tensors, **leaves}
     for i in batches:
@@ -304,7 +307,10 @@ def _best(
     """The tensors moved along the steps, as far as lessens the error most; None if none does."""
     steps = [step for step in candidates if step]
     moved = [
-        {**tensors, **{n: (tensors[n].double() + x).to(tensors[n]) for n, x in step.items()}}
+        {
+            **tensors,
+            **{n: (tensors[n].double() + x).to(single(tensors[n])) for n, x in step.items()},
+        }
         for step in steps
     ]
     q = len(steps)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from subprune.program.precision import single
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
@@ -173,7 +174,7 @@ def _sensitivity(group: Group, dense: Run) -> Sensitivity:
             for rows in pieces:
                 places += len(rows)
                 for part, weight, units in zip(
-                    rows.chunk(mapping.groups, 1),
+                    single(rows).chunk(mapping.groups, 1),
                     weights,
                     mapping.column_units(),
                     strict=True,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
+from subprune.program.precision import single
 from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 from subprune.statistics.statistics import Statistics
@@ -279,7 +280,9 @@ class ConsumerStatistics:
         if self.consumer.conv is None:
             targets = None if y is None else y.reshape(-1, y.shape[-1])
             rows, targets = _counting(b.reshape(-1, b.shape[-1]), targets, counted)
-            self._add(clipped(rows, self.clip if self.symmetric else None), targets)
+            if self.symmetric and self.clip is not None:
+                rows = clipped(single(rows), self.clip)
+            self._add(rows, targets)
             return
         if self.generator is not None:
             self._add(*random_rows(b, y, self.consumer.conv, self.generator, counted))

@@ -67,7 +67,12 @@ def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> d
             squares[value] = squares[value] + channels if value in squares else channels
             counts[value] += positions
     means = {value: total / max(1, counts[value]) for value, total in squares.items()}
-    return {value: mean.sqrt() for value, mean in means.items() if bool((mean > 0).any())}
+    return {value: mean.sqrt() for value, mean in means.items() if _tells(mean)}
+
+
+def _tells(mean: Tensor) -> bool:
+    """Whether some channel is felt, and none so much that the model's precision cannot say it."""
+    return bool((mean > 0).any()) and bool(mean.isfinite().all())
 
 
 def _squares(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from subprune.program.precision import single
 from subprune.program.program import flat_tensors
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
@@ -97,6 +98,7 @@ class Residual(Target):
         """√w·(s − o): what the product should give, as it lands and is felt."""
         landing = consumer.landing
         assert landing is not None
+        aim = single(aim)  # a difference of large numbers
         rest = aim - offset(landing, run, batch, run.tensors, aim)
         return felt(rest, landing, self._metric(place))
 
@@ -140,7 +142,7 @@ class Residual(Target):
                 if consumer not in moving:
                     collectors[index][fold].update(x, aim, counted)
                     continue
-                z = mapping.output(x, weight)
+                z = single(mapping.output(x, weight))
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
                 y = self._wanted(place, consumer, source, i, easier)
