@@ -198,6 +198,34 @@ def test_masks_of_ones_cost_and_change_nothing(
     assert not any("mask" in note for note in result.report.notes)
 
 
+class Normed(nn.Module):
+    """Tokens pass a BatchNorm; the mask stands second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 6)
+        self.wide, self.norm, self.narrow = (
+            nn.Conv1d(6, 12, 1),
+            nn.BatchNorm1d(12),
+            nn.Linear(12, 5),
+        )
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.wide(self.embed(input_ids).transpose(1, 2))
+        return self.narrow(self.norm(x).relu().transpose(1, 2))
+
+
+@pytest.mark.usefixtures("steady")
+def test_norms_are_measured_without_padding() -> None:
+    torch.manual_seed(0)
+    model, items = Normed().double().eval(), sentences("llama")
+    alone = [padded([item], "left") for item in items]
+    together = [tuple(padded(items, "left").values())]  # by position
+    one, other = (pruned(model, x, batchnorm="sequential") for x in (alone, together))
+    assert_same(one, other)
+    assert not torch.allclose(one.model.norm.running_mean, torch.zeros(6).double())
+
+
 # ---- where tokens lie ----------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import Lot, plain_item, read
-from subprune.data.tokens import token_counts, token_limit, unclear
+from subprune.data.tokens import MASKS, token_counts, token_limit, unclear
 from subprune.errors import DataError
 from subprune.program.precision import HALF
 
@@ -229,10 +229,22 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
         labels = _surplus(item, model) if labels is None else labels
     else:
         inputs = _arguments(item)
+    inputs = _masks_by_name(inputs, model)
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
     if not tensors:
         raise DataError(f"an item of the calibration data holds no tensor: {type(item).__name__}")
     return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
+
+
+def _masks_by_name(inputs: Inputs, model: nn.Module) -> Inputs:
+    """The same call with a mask that was given by position, and what follows it, by name."""
+    args, kwargs = inputs
+    parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
+    first = next((i for i, p in enumerate(parameters) if p.name in MASKS), None)
+    if first is None or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[first:]):
+        return inputs
+    named = {p.name: x for p, x in zip(parameters[first:], args[first:], strict=True)}
+    return args[:first], {**named, **kwargs}
 
 
 def _is_labels(x: Tensor) -> bool:
