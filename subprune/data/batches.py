@@ -154,14 +154,23 @@ def _enough(worth: Sequence[int], missing: int) -> int:
 def examples(model: nn.Module, example: Any) -> Inputs:
     """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
 
-    A list or tuple is read as arguments if the model takes so many.
+    A list or tuple is read as arguments if the model takes so many, and they are not all dicts of
+    its keyword arguments.
     """
-    if isinstance(example, list | tuple) and not _fits(model, len(example)):
+    if isinstance(example, list | tuple) and (
+        not _fits(model, len(example)) or all(_is_call(model, x) for x in example)
+    ):
         return take(example, model, _FEW).batches[0].inputs
     if isinstance(example, Tensor | np.ndarray | tuple | list | Mapping):
         plain = Batch(_arguments(plain_item(example)), None, 0)
         return _cast(plain, model_dtype(model))[0].inputs
     return take(example, model, _FEW).batches[0].inputs
+
+
+def _is_call(model: nn.Module, item: Any) -> bool:
+    """Whether an item is a dict of the model's keyword arguments."""
+    takes = inspect.signature(model.forward).parameters
+    return isinstance(item, Mapping) and bool(item) and all(key in takes for key in item)
 
 
 def _fits(model: nn.Module, count: int) -> bool:
