@@ -60,7 +60,8 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     given by name, exactly one says what the smaller model may cost.
 
     Args:
-        model: any trained `torch.nn.Module` in float32 or float64.
+        model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
+            one has the same types.
         data: a few hundred inputs like those the model will see, in any floating precision.
 
     Returns:
@@ -151,7 +152,8 @@ def _ready(
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
     demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, [*inputs.remarks, *_unfelt(demand)])
+    remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
+    return _Ready(demand, checked.notes, remarks)
 
 
 def _unfelt(demand: Demand) -> list[str]:
@@ -285,6 +287,9 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
         notes = [*notes, f"BatchNorm statistics re-estimated in {len(layers)} layers"]
+        if layers and calibration.structure.program.layouts:
+            words = "padding counts in them, {batchnorm=} leaves it out"
+            notes = [*notes, Message(words, batchnorm="sequential")]
     if batchnorm == "sequential":
         notes = [
             *notes,

@@ -16,6 +16,7 @@ from torch import nn
 from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
 from subprune.budget.demand import Allocator
 from subprune.budget.goal import Goal, amount
+from subprune.data.tokens import token_limit
 from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.fit.fit import Fit
@@ -75,6 +76,14 @@ def _views(given: Any) -> tuple[str, ...] | None:
             hint, allowed = closest(str(name), VIEWS), ", ".join(VIEWS)
             raise OptionError(Message(words, augment=given, hint=hint, allowed=allowed))
     return tuple(dict.fromkeys(names)) or None
+
+
+def _count(text: str) -> int | str:
+    """A number of inputs, or of tokens."""
+    try:
+        return int(text)
+    except ValueError:
+        return text  # refused, with an explanation, if it does not speak of tokens
 
 
 def _class_names(items: Iterable[Any]) -> list[str]:
@@ -268,14 +277,16 @@ class Options:
         show=_class_names,
     )
     # ---- inputs -------------------------------------------------------------------------------
-    n_samples: int | None = option(
+    n_samples: int | str | None = option(
         512,
         Message(
             "how many inputs are used, drawn at random from all of the data by {seed:name}, or the "
             "first of a stream; if there are no more, all in their own order; in Python None takes "
-            "all"
+            'all; "4096 tokens": as many inputs as have so many tokens that are no padding'
         ),
         panel=_DATA,
+        metavar="NUMBER",
+        parse=_count,
     )
     augment: Any = option(
         None,
@@ -544,6 +555,7 @@ def _check_contradictions(options: Options) -> None:
 
 
 def _check_numbers(options: Options) -> None:
+    token_limit(options.n_samples)  # refuses what is neither inputs nor tokens
     if not (_is_number(options.multiple, int) and options.multiple >= 1):
         raise OptionError(must_be("round_to", "a positive integer", options.round_to))
     if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
@@ -579,7 +591,7 @@ class GuaranteeOptions:
     ridge: float | None = same(Options, "ridge")
     folds: int | None = same(Options, "folds")
     drift: bool | None = same(Options, "drift")
-    n_samples: int | None = same(Options, "n_samples")
+    n_samples: int | str | None = same(Options, "n_samples")
     forward: Callable[[Any], Any] | None = same(Options, "forward")
     seed: int = same(Options, "seed")
     double: bool = option(

@@ -276,10 +276,10 @@ BAD = {
         "'error'",
     ),
     "epsilon": (lambda m, x: (m, x, {"keep": 0.5, "epsilon": 2}), OptionError, "between 0 and 1"),
-    "half model": (
-        lambda m, x: (copy.deepcopy(m).half(), x, {"keep": 0.5}),
+    "eight bits": (
+        lambda m, x: (copy.deepcopy(m).to(torch.float8_e4m3fn), x, {"keep": 0.5}),
         OptionError,
-        "half precision",
+        "bfloat16",
     ),
     "not a model": (lambda m, x: ("resnet18", x, {"keep": 0.5}), OptionError, "nn.Module"),
     "progress": (lambda m, x: (m, x, {"keep": 0.5, "progress": "yes"}), OptionError, "progress"),

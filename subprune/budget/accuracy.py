@@ -22,7 +22,7 @@ from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
 from subprune.loop.looks import looks
 from subprune.loop.walk import alone
-from subprune.measure.answers import IGNORED, Reading, read_program
+from subprune.measure.answers import IGNORED, Reading, answered, read_program
 from subprune.messages import Message
 from subprune.statistics.runs import Passage, Run
 
@@ -139,7 +139,8 @@ def accuracy_curves(
         return known
     reading = _reading(verification)
     predictions = verification.start().answers(reading.classes)
-    right_answers = _labels(verification, predictions) if labels else predictions
+    answers = _labels(verification, predictions) if labels else predictions
+    right_answers = _that_count(verification, reading, answers)
     probe = _Probe(
         verification,
         missing,
@@ -195,6 +196,23 @@ def _share(answers: Sequence[Tensor], right_answers: Sequence[Tensor]) -> float:
     """Share of right answers; those whose label says so are not counted."""
     right = sum(int((x == y).sum()) for x, y in zip(answers, right_answers, strict=True))
     return right / sum(int((y != IGNORED).sum()) for y in right_answers)
+
+
+def _that_count(
+    verification: Calibration, reading: Reading, answers: Sequence[Tensor]
+) -> list[Tensor]:
+    """The answers, with `IGNORED` for those that do not count."""
+    marked = []
+    for program, batch, right in zip(
+        verification.programs, verification.batches, answers, strict=True
+    ):
+        shape = program.values[program.answer].shape
+        where = answered(shape, batch, reading, program)
+        if where is not None and reading.dim is not None:
+            own = where.amax(reading.dim) if reading.dim < len(shape) else where
+            right = right.masked_fill(~own.expand(right.shape), IGNORED)
+        marked.append(right)
+    return marked
 
 
 def _reading(verification: Calibration) -> Reading:

@@ -96,8 +96,14 @@ def _parameter(o: Option) -> inspect.Parameter:
     flag = FLAGS.name(o.name)
     names = [f"{flag}/--no-{flag[2:]}"] if o.switch else [flag]
     panel: dict[str, Any] = {"rich_help_panel": o.panel} if o.panel else {}
+    # A default that is no text stays what it is.
+    parser = o.parse if kind is str and not isinstance(o.default, str) else None
     info = typer.Option(
-        *names, metavar=o.metavar or None, help=words + _MORE.get(o.name, ""), **panel
+        *names,
+        metavar=o.metavar or None,
+        help=words + _MORE.get(o.name, ""),
+        parser=parser,
+        **panel,
     )
     return inspect.Parameter(
         o.name,

@@ -71,8 +71,10 @@ def prune(
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
     watch, shown = Stopwatch(), False if json else None
-    choice = DataChoice(data, words["n_samples"], words["seed"], data_dir, resize, mean, std)
     keywords = o.read(words)
+    count = keywords.get("n_samples", o.TABLED["n_samples"].default)
+    inputs_read = count if isinstance(count, int) else None  # tokens are counted in all of them
+    choice = DataChoice(data, inputs_read, words["seed"], data_dir, resize, mean, std)
     if ":" in model:
         find_callable(model, "--model")  # its file may register methods and parts
     options = Options(**keywords)  # refused before anything is loaded

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from subprune.cutting.masking import Masked
 from subprune.errors import StructureError
 from subprune.program.borrow import borrowed, follow
+from subprune.program.precision import HALF, least_precise, widened
 from subprune.program.program import Inputs, Program, call, flat_tensors
 from subprune.program.record import plain
 
@@ -34,7 +35,10 @@ _WIDE_TOLERANCE = 1e-9  # in float64: rounding is 1e-16, times 1e7 for ill-condi
 # a difference of up to ten times the largest of three nudges is rounding …
 _DRAWS, _MULTIPLE = 3, 10.0
 _MOST_NOISE = 1e-2  # … unless it is as large as what a unit does
-_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_USUAL = 16  # a difference of so many units in the last place of the model's numbers is no news
+_COPIED = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_WIDE = {**_COPIED, **dict.fromkeys(HALF, torch.float64)}
+_LOOK_UPS = {torch.ops.aten.embedding.default}
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,12 @@ class Match:
     gap: float = 0.0  # in the model's own precision
     wide_gap: float | None = None  # in float64; None if that was not needed, or cannot be run
     noise: float | None = None  # of the twin in its own precision; None if it was not needed
+    usual: float = TOLERANCE  # a gap that says nothing, in the model's own precision
 
     @property
     def remark(self) -> str:
         """For the report: what rounding does to the outputs, where it is more than usual."""
-        if self.problem or self.gap <= TOLERANCE:
+        if self.problem or self.gap <= self.usual:
             return ""
         how = (
             f"in float64 they agree to {self.wide_gap:.1e}"
@@ -98,8 +103,9 @@ def match(
     except StructureError as error:
         return Match(str(error))
     problem, gap = _difference(expected, got)
+    usual = max(TOLERANCE, _USUAL * least_precise(twin.tensors))
     if problem or (gap <= tolerance and not wide):
-        return Match(problem, gap)
+        return Match(problem, gap, usual=usual)
     if few is not None:
         some = few()
         closer = match(
@@ -112,10 +118,11 @@ def match(
         return replace(closer, gap=max(gap, closer.gap))
     wide_gap = _wide_gap(twin, small, inputs)
     if wide_gap is not None and wide_gap <= _WIDE_TOLERANCE:
-        return Match("", gap, wide_gap)
+        return Match("", gap, wide_gap, usual=usual)
     noise = _noise(twin, inputs, expected)
-    if gap <= max(min(_MULTIPLE * noise, _MOST_NOISE), tolerance if wide_gap is None else 0.0):
-        return Match("", gap, wide_gap, noise)
+    most = max(_MOST_NOISE, usual) if wide_gap is None else _MOST_NOISE
+    if gap <= max(min(_MULTIPLE * noise, most), tolerance if wide_gap is None else 0.0):
+        return Match("", gap, wide_gap, noise, usual)
     also = "" if wide_gap is None else f", in float64 by {wide_gap:.1e}"
     return Match(
         f"an output of the cut model differs from the masked one by {gap:.1e} (relative){also}; "
@@ -123,16 +130,17 @@ def match(
         gap,
         wide_gap,
         noise,
+        usual,
     )
 
 
 def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> list[Tensor]:
     """Outputs of one run in eval mode that leaves neither the model nor the inputs changed.
 
-    With `wide`, everything in float32 is computed in float64.
+    With `wide`, everything is computed in float64.
     """
     state = [*model.parameters(), *model.buffers()]
-    stand_ins = {id(x): _widened(x.detach()) for x in state} if wide else {}
+    stand_ins = {id(x): _stand_in(x.detach()) for x in state} if wide else {}
     arguments = tree_map(_widened, inputs) if wide else inputs
     precision: contextlib.AbstractContextManager[Any] = (
         _InDouble() if wide else contextlib.nullcontext()
@@ -199,10 +207,17 @@ def _difference(expected: Sequence[Tensor], got: Sequence[Tensor]) -> tuple[str,
 
 
 def _widened(x: Any) -> Any:
-    """Tensors and types of single precision in double; anything else as it is."""
-    if isinstance(x, Tensor):
-        return x.to(_WIDE[x.dtype]) if x.dtype in _WIDE else x
-    return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+    """Tensors and types of single and half precision in double; anything else as it is."""
+    return widened(x, _WIDE)
+
+
+def _stand_in(x: Tensor) -> Tensor:
+    """A parameter for a run in double.
+
+    Matrices in half precision are left to be converted when an operation reads them: a model that
+    is kept in it may be too large for a wider copy.
+    """
+    return widened(x, _COPIED if x.ndim > 1 else _WIDE)
 
 
 class _InDouble(TorchDispatchMode):
@@ -216,8 +231,9 @@ class _InDouble(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(_widened, (args, kwargs or {}))
-        return tree_map(_widened, func(*args, **kwargs))
+        if func not in _LOOK_UPS:  # which read a few rows of a large table
+            args, kwargs = tree_map(_widened, (args, kwargs or {}))
+        return tree_map(_widened, func(*args, **(kwargs or {})))
 
 
 def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
@@ -229,13 +245,13 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
     if twin.program.opaque:
         return None
     try:
-        tensors = {name: _widened(x) for name, x in twin.tensors.items()}
+        tensors = {name: _stand_in(x) for name, x in twin.tensors.items()}
         with _same_draws(), _InDouble(), torch.no_grad():
             expected = Masked(twin.program, tensors, twin.override)(tree_map(_widened, inputs))
         got = model_outputs(small, inputs, wide=True)
     except Exception:  # a device without float64, a type that the code insists on
         return None
-    if any(x.dtype in (torch.float16, torch.bfloat16) for x in (*expected, *got)):
+    if any(x.dtype in HALF for x in (*expected, *got)):
         return None
     problem, gap = _difference(expected, got)
     return None if problem else gap

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
-from subprune.data.sources import plain_item, read
+from subprune.data.sources import Lot, plain_item, read
+from subprune.data.tokens import MASKS, token_counts, token_limit, unclear
 from subprune.errors import DataError
-from subprune.messages import Message
+from subprune.program.precision import HALF
 
 if TYPE_CHECKING:
     from subprune.program.program import Inputs
@@ -57,7 +58,7 @@ class Taken:
 def batches(
     data: Any,
     model: nn.Module,
-    n_samples: int | None = 512,
+    n_samples: int | str | None = 512,
     *,
     forward: Callable[[Any], Any] | None = None,
     device: torch.device | None = None,
@@ -70,7 +71,7 @@ def batches(
 def take(
     data: Any,
     model: nn.Module,
-    n_samples: int | None = 512,
+    n_samples: int | str | None = 512,
     *,
     forward: Callable[[Any], Any] | None = None,
     device: torch.device | None = None,
@@ -78,15 +79,15 @@ def take(
 ) -> Taken:
     """`n_samples` samples of `data`, drawn by seed where it can be indexed; None takes all.
 
+    ``"4096 tokens"`` takes as many samples as it takes to have so many tokens that count.
+
     `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
     or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
     `subprune.data.samples` tells whether the items are batches or single samples. Labels are set
     aside. `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
     conventions do not fit. Fractions are cast to the model's precision.
     """
-    if n_samples is not None and (type(n_samples) is not int or n_samples < 1):
-        why = "{n_samples:name} must be a positive integer or None, got {got!r}"
-        raise DataError(Message(why, got=n_samples))
+    tokens = token_limit(n_samples)
     dtype, remarks = model_dtype(model), dict[str, None]()
 
     def convert(item: Any) -> Batch:
@@ -106,45 +107,70 @@ def take(
             f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; "
             "give data[None] for this one input, or several as [samples, …]"
         )
-    source = read(data, n_samples, seed, single)
+    # As many samples as tokens are more than enough; how many are taken, their tokens tell.
+    wanted = tokens or n_samples
+    assert not isinstance(wanted, str)
+    source = read(data, Lot(wanted, seed, shuffled=tokens is not None), single)
     taken: list[Batch] = []
-    read_items, missing = 0, n_samples
+    read_items, missing = 0, wanted
     for item in source.items:
         read_items += 1
         batch = convert(item)
         if batch.size == 0:
             continue
-        if missing is not None and batch.size > missing:
-            batch = first_samples(batch, missing)
+        worth = [1] * batch.size if tokens is None else token_counts(batch)
+        if missing is not None and (first := _enough(worth, missing)) < batch.size:
+            batch, worth = first_samples(batch, first), worth[:first]
             read_items -= 1  # not all of it
         taken.append(batch)
         _check(batch, len(taken))
+        remarks.update(dict.fromkeys(unclear(batch.inputs)))
         if missing is not None:
-            missing -= batch.size
+            missing -= sum(worth)
             if missing <= 0:
                 break
     if not taken:
         raise DataError(
             "the calibration data is empty; give at least one input, a few hundred are best"
         )
-    if source.stream and missing == 0 and read_items != source.length:
+    if source.stream and missing is not None and missing <= 0 and read_items != source.length:
+        count = sum(b.size for b in taken)
         remarks[
-            f"the first {n_samples:,} inputs of a stream were taken; shuffle it if it is sorted"
+            f"the first {count:,} inputs of a stream were taken; shuffle it if it is sorted"
         ] = None
     return Taken(taken, tuple(remarks))
+
+
+def _enough(worth: Sequence[int], missing: int) -> int:
+    """How many samples, the first ones, are worth as much as is missing; all if they are not."""
+    total = 0
+    for count, own in enumerate(worth, 1):
+        total += own
+        if total >= missing:
+            return count
+    return len(worth)
 
 
 def examples(model: nn.Module, example: Any) -> Inputs:
     """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
 
-    A list or tuple is read as arguments if the model takes so many.
+    A list or tuple is read as arguments if the model takes so many, and they are not all dicts of
+    its keyword arguments.
     """
-    if isinstance(example, list | tuple) and not _fits(model, len(example)):
+    if isinstance(example, list | tuple) and (
+        not _fits(model, len(example)) or all(_is_call(model, x) for x in example)
+    ):
         return take(example, model, _FEW).batches[0].inputs
     if isinstance(example, Tensor | np.ndarray | tuple | list | Mapping):
         plain = Batch(_arguments(plain_item(example)), None, 0)
         return _cast(plain, model_dtype(model))[0].inputs
     return take(example, model, _FEW).batches[0].inputs
+
+
+def _is_call(model: nn.Module, item: Any) -> bool:
+    """Whether an item is a dict of the model's keyword arguments."""
+    takes = inspect.signature(model.forward).parameters
+    return isinstance(item, Mapping) and bool(item) and all(key in takes for key in item)
 
 
 def _fits(model: nn.Module, count: int) -> bool:
@@ -157,10 +183,17 @@ def _fits(model: nn.Module, count: int) -> bool:
 
 
 def model_dtype(model: nn.Module) -> torch.dtype | None:
-    """The type of the model's fractions, if it has only one."""
-    tensors = [*model.parameters(), *model.buffers()]
-    dtypes = {x.dtype for x in tensors if x.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else None
+    """The type of the model's fractions, if it has only one.
+
+    Of a model in half precision whose norms, say, are not, the type that most of its numbers have.
+    """
+    sizes: dict[torch.dtype, int] = {}
+    for x in [*model.parameters(), *model.buffers()]:
+        if x.is_floating_point():
+            sizes[x.dtype] = sizes.get(x.dtype, 0) + x.numel()
+    if len(sizes) == 1 or any(dtype in HALF for dtype in sizes):
+        return max(sizes, key=lambda dtype: sizes[dtype])
+    return None
 
 
 def _cast(batch: Batch, dtype: torch.dtype | None) -> tuple[Batch, list[str]]:
@@ -205,10 +238,22 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
         labels = _surplus(item, model) if labels is None else labels
     else:
         inputs = _arguments(item)
+    inputs = _masks_by_name(inputs, model)
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
     if not tensors:
         raise DataError(f"an item of the calibration data holds no tensor: {type(item).__name__}")
     return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
+
+
+def _masks_by_name(inputs: Inputs, model: nn.Module) -> Inputs:
+    """The same call with a mask that was given by position, and what follows it, by name."""
+    args, kwargs = inputs
+    parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
+    first = next((i for i, p in enumerate(parameters) if p.name in MASKS), None)
+    if first is None or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters[first:]):
+        return inputs
+    named = {p.name: x for p, x in zip(parameters[first:], args[first:], strict=True)}
+    return args[:first], {**named, **kwargs}
 
 
 def _is_labels(x: Tensor) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.data import sampler as samplers
 
 from subprune.errors import DataError
 
-__all__ = ["CHUNK", "Source", "as_tensor", "collate", "draw", "plain_item", "read"]
+__all__ = ["CHUNK", "Lot", "Source", "as_tensor", "collate", "draw", "plain_item", "read"]
 
 CHUNK = 128  # samples are worked through in batches of this many, unless the caller made batches
 _ALLOWED = (
@@ -39,28 +39,53 @@ class Source:
     length: int | None = None  # of a stream, in items, if it says
 
 
-def read(data: Any, n: int | None, seed: int, single: Single) -> Source:
-    """`n` samples of the data as batches, drawn without replacement by seed; all in order if no
-    more.
+@dataclass(frozen=True)
+class Lot:
+    """How samples are drawn: so many, by seed; all in their own order if there are no more."""
+
+    n: int | None  # None: all
+    seed: int = 0
+    shuffled: bool = False  # all of them in random order too: the caller may take just the first
+
+    def holds(self, length: int) -> bool:
+        """Whether so many samples are taken as they come."""
+        return self.n is None or (length <= self.n and not self.shuffled)
+
+    def rows(self, length: int) -> list[int] | None:
+        """The numbers of those drawn; None if they are taken as they come."""
+        if self.holds(length) or self.n is None:
+            return None
+        generator = torch.Generator().manual_seed(self.seed)
+        if length <= max(2**24, 2 * self.n):
+            return torch.randperm(length, generator=generator)[: self.n].tolist()
+        drawn: dict[int, None] = {}  # of so many, hardly any is drawn twice
+        while len(drawn) < self.n:
+            more = torch.randint(length, (self.n,), generator=generator).tolist()
+            drawn.update(dict.fromkeys(more))
+        return list(drawn)[: self.n]
+
+
+def read(data: Any, lot: Lot, single: Single) -> Source:
+    """Samples of the data as batches, drawn without replacement as `lot` says.
 
     `single` says of an item whether it is one sample or a batch; lists and data sets may hold
     either. A stream is returned whole, in its own order.
     """
     data = data if isinstance(data, list) else plain_item(data)
     if isinstance(data, Tensor):
-        return Source(_rows(data, n, seed))
+        return Source(_rows(data, lot))
     if isinstance(data, Mapping):
-        return Source([_picked(data, n, seed)])
+        return Source([_picked(data, lot)])
     if isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
         sizes = {x.shape[0] if x.ndim else 0 for x in data}
         if len(sizes) == 1:  # (inputs, labels) of the whole set
-            return Source(zip(*(_rows(x, n, seed) for x in data), strict=True))
+            return Source(zip(*(_rows(x, lot) for x in data), strict=True))
     if isinstance(data, DataLoader):
-        return _loader(data, n, seed, single)
+        return _loader(data, lot, single)
     if isinstance(data, list | tuple):
-        return Source(_listed([plain_item(x) for x in data], n, seed, single))
+        return Source(_listed([plain_item(x) for x in data], lot, single))
     if _indexable(data):
-        return Source(_indexed(data, n, seed, single))
+        return Source(_indexed(data, lot, single))
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return _stream(data, single)
     raise DataError(f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}")
@@ -68,39 +93,31 @@ def read(data: Any, n: int | None, seed: int, single: Single) -> Source:
 
 def draw(length: int, n: int | None, seed: int) -> list[int] | None:
     """`n` different numbers below `length`, in random order; None if that is all of them."""
-    if n is None or n >= length:
-        return None
-    generator = torch.Generator().manual_seed(seed)
-    if length <= 2**24:
-        return torch.randperm(length, generator=generator)[:n].tolist()
-    drawn: dict[int, None] = {}  # of so many, hardly any is drawn twice
-    while len(drawn) < n:
-        drawn.update(dict.fromkeys(torch.randint(length, (n,), generator=generator).tolist()))
-    return list(drawn)[:n]
+    return Lot(n, seed).rows(length)
 
 
 # ---- kinds of data ------------------------------------------------------------------------------
 
 
-def _rows(data: Tensor, n: int | None, seed: int) -> tuple[Tensor, ...]:
+def _rows(data: Tensor, lot: Lot) -> tuple[Tensor, ...]:
     """The whole set in one tensor [samples, …]."""
     if data.ndim == 0 or data.shape[0] == 0:
         raise DataError(f"the calibration data is empty: a tensor of shape {tuple(data.shape)}")
-    rows = draw(data.shape[0], n, seed)
+    rows = lot.rows(data.shape[0])
     return (data if rows is None else data[torch.tensor(rows)]).split(CHUNK)
 
 
-def _picked(data: Mapping[str, Any], n: int | None, seed: int) -> Mapping[str, Any]:
+def _picked(data: Mapping[str, Any], lot: Lot) -> Mapping[str, Any]:
     """The whole set as keyword arguments: the same samples of each."""
     tensors = [x for x in tree_flatten(dict(data))[0] if isinstance(x, Tensor)]
     sizes = {x.shape[0] if x.ndim else 0 for x in tensors}
-    rows = draw(sizes.pop(), n, seed) if len(sizes) == 1 else None
+    rows = lot.rows(sizes.pop()) if len(sizes) == 1 else None
     if rows is None:
         return data
     return tree_map(lambda x: x[torch.tensor(rows)] if isinstance(x, Tensor) else x, dict(data))
 
 
-def _loader(loader: DataLoader[Any], n: int | None, seed: int, single: Single) -> Source:
+def _loader(loader: DataLoader[Any], lot: Lot, single: Single) -> Source:
     """A loader that goes in order is drawn from; one that shuffles has drawn already."""
     dataset, size = loader.dataset, loader.batch_size
     if isinstance(loader.sampler, _RANDOM) and size is not None:
@@ -108,50 +125,50 @@ def _loader(loader: DataLoader[Any], n: int | None, seed: int, single: Single) -
     in_order = isinstance(loader.sampler, samplers.SequentialSampler) and _indexable(dataset)
     if size is None or not in_order:
         return _stream(loader, single)
-    rows = draw(len(dataset), n, seed)  # type: ignore[arg-type]
+    rows = lot.rows(len(dataset))  # type: ignore[arg-type]
     if rows is None:
         return Source(loader)
     parts = [rows[i : i + size] for i in range(0, len(rows), size)]
     return Source(loader.collate_fn([dataset[i] for i in part]) for part in parts)
 
 
-def _listed(items: list[Any], n: int | None, seed: int, single: Single) -> Iterable[Any]:
+def _listed(items: list[Any], lot: Lot, single: Single) -> Iterable[Any]:
     """A list of samples, or of batches; batches that are not alike are drawn whole."""
     if not items:
         return items
     if single(items[0]):
-        rows = draw(len(items), n, seed)
+        rows = lot.rows(len(items))
         return collate(items if rows is None else (items[i] for i in rows))
     sizes = [_size(x) for x in items]
     if None in sizes:  # no tensors yet: `forward` makes them
-        return _whole(items, n, seed)
-    rows = draw(sum(s or 0 for s in sizes), n, seed)
+        return _whole(items, lot)
+    rows = lot.rows(sum(s or 0 for s in sizes))
     if rows is None:
         return items
     if not _alike(items):
-        return _whole(items, n, seed)
+        return _whole(items, lot)
     places = [(i, row) for i, size in enumerate(sizes) for row in range(size or 0)]
     chosen = [places[r] for r in rows]
     length = max(s or 0 for s in sizes)
     return (_joined(items, chosen[i : i + length]) for i in range(0, len(chosen), length))
 
 
-def _indexed(data: Any, n: int | None, seed: int, single: Single) -> Iterable[Any]:
+def _indexed(data: Any, lot: Lot, single: Single) -> Iterable[Any]:
     """A map-style data set of samples, or of batches."""
     if len(data) == 0:
         return []
     if not single(plain_item(data[0])):
-        return _whole(data, n, seed)
-    rows = draw(len(data), n, seed)
+        return _whole(data, lot)
+    rows = lot.rows(len(data))
     return collate(plain_item(data[i]) for i in (range(len(data)) if rows is None else rows))
 
 
-def _whole(items: Any, n: int | None, seed: int) -> Iterator[Any]:
+def _whole(items: Any, lot: Lot) -> Iterator[Any]:
     """Batches, in random order if they hold more samples than asked for, judging by the first."""
     total = len(items) * (_size(plain_item(items[0])) or 1)
-    if n is None or total <= n:
+    if lot.holds(total):
         return (items[i] for i in range(len(items)))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(lot.seed)
     order = torch.randperm(len(items), generator=generator).tolist()
     return (items[i] for i in order)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from subprune.data.batches import Batch, folded, take
+from subprune.data.tokens import counted_by_shape
 from subprune.distil.augment import Sampler
 from subprune.distil.training import Course, train
 from subprune.errors import DataError, OptionError
@@ -40,7 +41,7 @@ def recover(
     rate: float = 1e-4,
     batch: int = 64,
     augment: bool = True,
-    n_samples: int | None = None,
+    n_samples: int | str | None = None,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
     progress: bool | Callable[[Step], None] | None = None,
@@ -60,7 +61,7 @@ def recover(
         rate: the highest learning rate of Adam; small, since the start is good.
         batch: inputs of a step.
         augment: whether images are cropped, mirrored and mixed.
-        n_samples: how many inputs are used; by default all.
+        n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
         seed: of everything random.
         progress: as for `prune`.
@@ -162,8 +163,11 @@ def _agreements(
 ) -> tuple[float, float] | None:
     if dim is None:
         return None
-    wanted = _answer(dense, arguments).argmax(dim)
+    output = _answer(dense, arguments)
+    wanted, where = output.argmax(dim), counted_by_shape(arguments, output.shape)
+    counts = wanted == wanted if where is None else where.amax(dim).expand(wanted.shape)
     before, after = (
-        float((_answer(model, arguments).argmax(dim) == wanted).double().mean()) for model in models
+        float((_answer(model, arguments).argmax(dim) == wanted)[counts].double().mean())
+        for model in models
     )
     return before, after

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subprune.data.tokens import counted_by_shape
 from subprune.measure.answers import main_output
+from subprune.program.layout import over_rows
 from subprune.program.program import flat_tensors
 
 if TYPE_CHECKING:
@@ -73,7 +75,9 @@ def train(
 
     def look() -> float:
         with torch.no_grad():
-            return float(answer_loss(wanted, _outputs(model, (), held_out)[0], dim))
+            given = _outputs(model, (), held_out)[0]
+            where = counted_by_shape(held_out, wanted.shape)
+            return float(answer_loss(wanted, given, dim, where))
 
     training = Training(model, [look()])
     best = _state(model)
@@ -103,7 +107,9 @@ def train(
         with torch.no_grad():
             answers, aims = _outputs(dense, names, arguments)
         given, values = _outputs(model, names, arguments)
-        loss = answer_loss(answers, given, dim) + _feature_loss(aims, values)
+        where = [counted_by_shape(arguments, x.shape) for x in (answers, *aims)]
+        loss = answer_loss(answers, given, dim, where[0])
+        loss = loss + _feature_loss(aims, values, where[1:])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         optimiser.step()
@@ -139,22 +145,38 @@ def _share(progress: float) -> float:
 # ---- what is compared ------------------------------------------------------------------------
 
 
-def answer_loss(wanted: Tensor, given: Tensor, dim: int | None) -> Tensor:
-    """KL divergence from the class scores wanted, per answer; of numbers, their relative error."""
+def answer_loss(
+    wanted: Tensor, given: Tensor, dim: int | None, where: Tensor | None = None
+) -> Tensor:
+    """KL divergence from the class scores wanted, per answer; of numbers, their relative error.
+
+    where: the positions that count, other dimensions of length 1; None: all.
+    """
     if dim is None:
+        wanted, given = _counting(wanted, where), _counting(given, where)
         return (wanted - given).square().sum() / wanted.square().sum().clamp_min(1e-12)
     scores = [x.movedim(dim, -1).flatten(0, -2).float() for x in (wanted, given)]
+    if where is not None:
+        own = over_rows(where, wanted.shape, dim).reshape(-1)
+        scores = [x[own] for x in scores]
     wanted, given = (F.log_softmax(x, -1) for x in scores)
     return F.kl_div(given, wanted, reduction="batchmean", log_target=True)
 
 
-def _feature_loss(wanted: Sequence[Tensor], given: Sequence[Tensor]) -> Tensor:
-    """Relative squared errors, on average."""
-    parts = [
-        (a - b).square().mean() / a.square().mean().clamp_min(1e-12)
-        for a, b in zip(wanted, given, strict=True)
-    ]
+def _feature_loss(
+    wanted: Sequence[Tensor], given: Sequence[Tensor], where: Sequence[Tensor | None]
+) -> Tensor:
+    """Relative squared errors at the positions that count, on average."""
+    parts = []
+    for a, b, own in zip(wanted, given, where, strict=True):
+        a, b = _counting(a, own), _counting(b, own)
+        parts.append((a - b).square().mean() / a.square().mean().clamp_min(1e-12))
     return torch.stack(parts).mean() if parts else torch.zeros(())
+
+
+def _counting(x: Tensor, where: Tensor | None) -> Tensor:
+    """The entries at positions that count."""
+    return x if where is None else x[where.expand(x.shape)]
 
 
 def features(dense: nn.Module, small: nn.Module, arguments: Inputs) -> list[str]:

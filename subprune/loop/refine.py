@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from subprune.program.precision import SINGLE, single
 from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.arrival import factors, felt, felt_scale
 from subprune.statistics.columns import column_map
@@ -96,6 +97,7 @@ class _Block:
             keep=wanted.__contains__,
             override=self.start.override,
             grad=grad,
+            wide=None if program.opaque else SINGLE,  # steps are smaller than half precision tells
         )
         return {c.use.op: env[c.landing.value] for c in self.readers if c.landing is not None}
 
@@ -111,6 +113,10 @@ class _Block:
         if landing.rectified:
             counts = (aim >= 0) | (value > 0)
             rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
+        own = self.start.counted(landing.value, batch)
+        if own is not None:
+            rest = torch.where(own, rest, 0)
+            counts = own if counts is None else counts & own
         return felt(rest, landing, self.place.metric), counts
 
     def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
@@ -167,7 +173,8 @@ def _inverse(layer: Consumer, start: Run, batches: Sequence[int]) -> Tensor:
     mapping = column_map(layer, source.programs[0], layer.name)
     collector = ConsumerStatistics(mapping, symmetric=True)
     for i in batches:
-        collector.update(source.argument(layer.use.op, i))
+        own = source.counted_rows(layer, i)
+        collector.update(source.argument(layer.use.op, i), counted=own)
     (sums,) = collector.result(consumer_weight(layer, source.tensors))
     count = torch.full((1,), float(sums.rows), dtype=torch.float64)
     top = torch.cat([sums.gram, sums.sums[:, None]], 1)
@@ -189,7 +196,8 @@ def _steps(
     names = [layer.use.weight for layer in layers]
     biases = [constant_of(layer) for layer in layers]
     leaves = {
-        n: tensors[n].detach().clone().requires_grad_() for n in [*names, *filter(None, biases)]
+        n: single(tensors[n]).detach().clone().requires_grad_()
+        for n in [*names, *filter(None, biases)]
     }
     trial = {**tensors, **leaves}
     for i in batches:
@@ -276,6 +284,9 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
     x = run.argument(reader.use.op, batch)
     on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
     rows = on.reshape(-1, on.shape[-1])
+    own = run.counted_rows(reader, batch)
+    if own is not None and own.numel() == len(rows):
+        rows = rows[own.reshape(-1)]
     both = (rows.T @ rows / len(rows)).double()
     units = torch.as_tensor(reader.columns)
     if len(units) != n or int(units.min()) < 0 or len(both) != n:
@@ -296,7 +307,10 @@ def _best(
     """The tensors moved along the steps, as far as lessens the error most; None if none does."""
     steps = [step for step in candidates if step]
     moved = [
-        {**tensors, **{n: (tensors[n].double() + x).to(tensors[n]) for n, x in step.items()}}
+        {
+            **tensors,
+            **{n: (tensors[n].double() + x).to(single(tensors[n])) for n, x in step.items()},
+        }
         for step in steps
     ]
     q = len(steps)
@@ -310,7 +324,7 @@ def _best(
             assert reader.landing is not None
             changes = [felt(t[op] - here[op], reader.landing, block.place.metric) for t in there]
             if counts is not None:
-                changes = [c * counts for c in changes]
+                changes = [torch.where(counts, c, 0) for c in changes]
             flat = torch.stack([c.flatten() for c in changes]).double()
             normal += flat @ flat.T
             wanted += flat @ rest.flatten().double()

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from subprune.data.tokens import IGNORED, masks
+from subprune.program.layout import counted
 from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
 
-__all__ = ["IGNORED", "Reading", "fitting", "main_output", "read", "read_program"]
-
-IGNORED = -100  # PyTorch's label for answers that do not count
+__all__ = ["IGNORED", "Reading", "answered", "fitting", "main_output", "read", "read_program"]
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,39 @@ def read_program(program: Program, batch: Batch) -> Reading:
     return read(torch.empty(value.shape, dtype=value.dtype, device="meta"), batch, program)
 
 
+def answered(
+    shape: Sequence[int], batch: Batch, reading: Reading, program: Program | None
+) -> Tensor | None:
+    """Which positions of an output of this shape count; where it is the same for all, the
+    dimension has length 1. None: all count.
+
+    Padding does not, nor do tokens whose label is `IGNORED`. A pixel without a label has an answer
+    all the same.
+    """
+    known = masks(batch.inputs)
+    where = None
+    if known and program is not None:
+        where = counted(program, known, program.answer, shape)
+    labels, dim = batch.labels, reading.dim
+    if labels is None or dim is None or reading.kind != "token" or labels.is_floating_point():
+        return where
+    if tuple(labels.shape) != tuple(n for d, n in enumerate(shape) if d != dim):
+        return where
+    own = labels != IGNORED
+    if bool(own.all()):
+        return where
+    own = own.unsqueeze(dim) if dim < len(shape) else own
+    return own if where is None else where & own
+
+
 def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
     """Whether there is one class number for every answer along `dim`; some may be `IGNORED`."""
     shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
     if labels.is_floating_point() or tuple(labels.shape) != shape:
         return False
-    counted = labels[labels != IGNORED]
+    own = labels[labels != IGNORED]
     classes = output.shape[dim] if dim < output.ndim else torch.iinfo(torch.int64).max
-    return counted.numel() > 0 and int(counted.min()) >= 0 and int(counted.max()) < classes
+    return own.numel() > 0 and int(own.min()) >= 0 and int(own.max()) < classes
 
 
 def _kind(shape: tuple[int, ...], dim: int, batch: Batch) -> str:

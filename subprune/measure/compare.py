@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from subprune.measure.answers import IGNORED, Reading, fitting, read
+from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
 
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
@@ -50,7 +50,8 @@ def compare(
     What the outputs mean is read as `subprune.measure.answers.read` says: classes for each input,
     pixel or token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be
     the same in both; the change is that of the finite ones, and infinite where they do not match.
-    Accuracy is there if every batch has one class number for each answer; -100 is not counted.
+    Accuracy is there if every batch has one class number for each answer; -100 is not counted, and
+    padding, which `program` knows, counts nowhere.
     """
     tally = Tally(program)
     for a, b, batch in zip(before, after, batches, strict=True):
@@ -75,15 +76,23 @@ class Tally:
             self.reading = read(before, batch, self.program)
         self.inputs += batch.size
         self.batches += 1
-        gap, energy = _energies(before, after)
+        where = answered(before.shape, batch, self.reading, self.program)
+        gap, energy = _energies(*(_counted(x, where) for x in (before, after)))
         self.gap, self.energy = self.gap + gap, self.energy + energy
         if self.reading.dim is None:
             return
         one, other = self.reading.classes(before), self.reading.classes(after)
+        labels = batch.labels
+        if labels is not None and not fitting(labels, before, self.reading.dim):
+            labels = None
+        if where is not None:
+            own = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
+            own = own.expand(one.shape)
+            one, other = one[own], other[own]
+            labels = None if labels is None else labels[own]
         self.same += int((one == other).sum())
         self.answers += one.numel()
-        labels = batch.labels
-        if labels is not None and fitting(labels, before, self.reading.dim):
+        if labels is not None:
             self.labelled += 1
             self.counted += int((labels != IGNORED).sum())
             self.right[0] += int((one == labels).sum())
@@ -98,6 +107,11 @@ class Tally:
         return Comparison(
             self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy
         )
+
+
+def _counted(x: Tensor, where: Tensor | None) -> Tensor:
+    """The entries at positions that count."""
+    return x if where is None else x[where.expand(x.shape)]
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:

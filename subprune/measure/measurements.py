@@ -15,11 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from subprune.data.layouts import lay_out
+from subprune.data.tokens import masks
 from subprune.measure.answers import main_output
 from subprune.measure.compare import compare
 from subprune.program.borrow import borrowed
-from subprune.program.program import Inputs, call, flat_tensors
-from subprune.program.record import plain
+from subprune.program.program import Inputs, Program, call, flat_tensors
+from subprune.program.record import plain, record
 from subprune.program.recurrent import recurrent_flops
 
 if TYPE_CHECKING:
@@ -191,10 +193,21 @@ def outputs(model: nn.Module, batches: Sequence[Batch]) -> Iterator[Tensor]:
 def accuracy(model: nn.Module, batches: Sequence[Batch]) -> float:
     """Share of labelled answers that are right; nan if there are no labels that fit."""
     one, other = itertools.tee(outputs(model, batches))
-    both = compare(one, other, batches).accuracy
+    both = compare(one, other, batches, _padded(model, batches)).accuracy
     return float("nan") if both is None else both[0]
 
 
 def agreement(model: nn.Module, other: nn.Module, batches: Sequence[Batch]) -> float:
     """Share of answers that two models have in common; needs no labels."""
-    return compare(outputs(model, batches), outputs(other, batches), batches).agreement
+    both = outputs(model, batches), outputs(other, batches)
+    return compare(*both, batches, _padded(model, batches)).agreement
+
+
+def _padded(model: nn.Module, batches: Sequence[Batch]) -> Program | None:
+    """The record of a run that tells which outputs are those of padding; None if there is none."""
+    batch = next((b for b in batches if masks(b.inputs)), None)
+    if batch is None:
+        return None
+    program = record(model, batch.inputs)
+    lay_out(model, [batch], [program])
+    return program

@@ -13,6 +13,7 @@ from subprune.errors import DataError, OptionError
 
 __all__ = ["check_kind", "check_model"]
 
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _QUANTISED_PACKAGES = ("bitsandbytes", "torchao", "auto_gptq", "gptqmodel", "awq")
 
 
@@ -96,10 +97,11 @@ def _check_tensor(name: str, x: Tensor) -> None:
         )
     if x.layout != torch.strided:
         raise OptionError(f"{name} is stored as {x.layout}; make it dense with .to_dense() first")
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if x.is_floating_point() and x.dtype not in _DTYPES:
+        allowed = ", ".join(str(dtype)[6:] for dtype in _DTYPES)
         raise OptionError(
-            f"the model is in half precision ({name} is {x.dtype}); call model.float() before "
-            "pruning and convert the result back"
+            f"{name} is {x.dtype}, which nothing can be fitted in; allowed are {allowed}: convert "
+            "the model first, with model.bfloat16() for instance"
         )
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         layer = name.rpartition(".")[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
 from subprune.program.ops import argument, belongs, kind_of
+from subprune.program.precision import widened
+
+if TYPE_CHECKING:
+    from subprune.program.layout import Layout
 
 __all__ = [
     "Inputs",
@@ -106,6 +110,8 @@ class Program:
     tensors: dict[str, int]  # value id of every parameter and buffer that was used
     aliases: dict[str, str]  # other names of tied parameters → the name used here
     opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
+    # by value: where tokens lie in it, if some of them do not count
+    layouts: Mapping[int, Layout] = field(default_factory=dict)
     _last_use: dict[int, int] = field(default_factory=dict, repr=False)
     # given values that are overwritten
     _written: frozenset[int] = field(default=frozenset(), repr=False)
@@ -159,6 +165,7 @@ class Program:
         override: Mapping[int, Override] | None = None,
         grad: bool = False,
         fuse: Folds | None = None,
+        wide: Mapping[torch.dtype, torch.dtype] | None = None,
     ) -> dict[int, Tensor]:
         """Execute operations ``start`` … ``stop - 1`` on `env` (value id → tensor), which is
         updated.
@@ -167,9 +174,12 @@ class Program:
         replaces single operations, by index. The result is `env`; outputs are ``[env[i] for i in
         outputs]``. With `grad`, operations on values that require gradients are recorded for
         autograd. With `fuse`, a dict to keep folded weights in, some operations run as one: faster,
-        and equal up to rounding.
+        and equal up to rounding. With `wide`, tensors of the types in this table are converted,
+        parameters when an operation reads them.
         """
         stop = len(self.ops) if stop is None else stop
+        if wide is not None:
+            env.update({vid: widened(x, wide) for vid, x in env.items()})
 
         def fetch(x: Any) -> Any:
             if not isinstance(x, Ref):
@@ -204,6 +214,8 @@ class Program:
                         self._store(chain, result, env)
                         continue
                 args, kwargs = _map_refs(op.args, fetch), _map_refs(op.kwargs, fetch)
+                if wide is not None:
+                    args, kwargs = _widened(op, args, kwargs, wide)
                 special = override.get(op.index) if override else None
                 result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
@@ -278,6 +290,15 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
     return op.func(*args, **kwargs)
+
+
+def _widened(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], table: Mapping[torch.dtype, torch.dtype]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operation in the table's types."""
+    if belongs(op, "look-up"):  # reads a few rows of a large table
+        return args, kwargs
+    return tree_map(lambda x: widened(x, table), (args, kwargs))
 
 
 def _map_refs(tree: Any, fetch: Callable[[Any], Any]) -> Any:

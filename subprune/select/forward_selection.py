@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
+from subprune.data.tokens import counted_labels
 from subprune.program.ops import argument, replaced
+from subprune.program.precision import single
 from subprune.select.scores import label_loss
 from subprune.select.selector import Ranking, Selector, View
 from subprune.statistics.consumers import scale_units
@@ -97,8 +99,9 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
         )
     else:
         env = run.envs[number]
-    assert batch.labels is not None
-    return _Trial(program, env, run, group, batch.labels)
+    labels = counted_labels(program, batch)
+    assert labels is not None
+    return _Trial(program, env, run, group, labels)
 
 
 def _lowest(losses: Tensor) -> int:
@@ -201,7 +204,7 @@ class _Trial:
         return label_loss(self._output(env), self.labels)
 
     def _output(self, env: dict[int, Tensor]) -> Tensor:
-        return self.program.fetch_output(self.program.answer, env, self.run.tensors)
+        return single(self.program.fetch_output(self.program.answer, env, self.run.tensors))
 
     def masked_losses(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
         """The same for groups whose units are seen together by a norm: each trial is a masked run

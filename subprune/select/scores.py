@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subprune.data.tokens import counted_labels
 from subprune.errors import DataError
 from subprune.program.ops import activation, argument, replaced
+from subprune.program.precision import single
 from subprune.program.program import Op, Override, Program, model_tensors
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.consumers import consumer_weight
@@ -192,7 +194,8 @@ def _products(
     tensors = model_tensors(calibration.model, program)
     env = program.run(program.bind(batch.inputs), tensors, override=override, grad=True)
     with torch.enable_grad():
-        loss = label_loss(program.fetch_output(program.answer, env, tensors), batch.labels)
+        output = program.fetch_output(program.answer, env, tensors)
+        loss = label_loss(single(output), counted_labels(program, batch))
     order = list(activations)
     grads = torch.autograd.grad(loss, [activations[i] for i in order], allow_unused=True)
     return {

@@ -9,6 +9,7 @@ on the dense model.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from subprune.program.precision import single
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
@@ -24,6 +26,7 @@ from subprune.statistics.trace import Trace
 
 if TYPE_CHECKING:
     from subprune.statistics.calibration import Calibration
+    from subprune.statistics.columns import ColumnMap
     from subprune.statistics.runs import Run
     from subprune.structure.groups import Group
 
@@ -165,22 +168,31 @@ def _sensitivity(group: Group, dense: Run) -> Sensitivity:
         inputs: list[Tensor] = []
         trace = Trace([consumer], lambda n, c, x, y, seen=inputs: seen.append(x))  # type: ignore[misc]
         dense.fork().advance(consumer.use.op + 1, trace.watch(outputs=False))
-        for x in inputs:
-            pieces = (
-                [x.reshape(-1, x.shape[-1])]
-                if mapping.conv is None
-                else (r for r, _, _ in conv_rows(x, mapping.conv))
-            )
+        for batch, x in enumerate(inputs):
+            pieces = _rows(x, mapping, dense.counted_rows(consumer, batch))
             places = 0
             for rows in pieces:
                 places += len(rows)
                 for part, weight, units in zip(
-                    rows.chunk(mapping.groups, 1), weights, mapping.column_units(), strict=True
+                    single(rows).chunk(mapping.groups, 1),
+                    weights,
+                    mapping.column_units(),
+                    strict=True,
                 ):
                     _raise(total, _shares(part, weight), units)
             taps, images = (1, len(x)) if mapping.conv is None else (mapping.conv.taps, len(x))
             sums = max(sums, (places // max(1, images) + 1) * taps)
     return Sensitivity(total.clamp(max=1).round(decimals=6), sums)
+
+
+def _rows(x: Tensor, mapping: ColumnMap, counted: Tensor | None) -> Iterator[Tensor]:
+    """The rows [n, d] of a layer's input that count, in pieces."""
+    if mapping.conv is None:
+        rows = x.reshape(-1, x.shape[-1])
+        yield rows if counted is None else rows[counted.reshape(-1)]
+        return
+    for rows, images, lines in conv_rows(x, mapping.conv):
+        yield rows if counted is None else rows[counted[images, :, lines].reshape(-1)]
 
 
 def _raise(total: Tensor, shares: Tensor, units: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
+from subprune.program.precision import single
 from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
 from subprune.statistics.statistics import Statistics
@@ -224,6 +225,16 @@ def clipped(rows: Tensor, most: float | None) -> Tensor:
     return rows * (limit / energies.clamp_min(limit)).sqrt()[:, None]
 
 
+def _counting(
+    rows: Tensor, targets: Tensor | None, counted: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Rows [n, d] and targets [n, m] that count; counted: bool, n of them in any shape."""
+    if counted is None:
+        return rows, targets
+    own = counted.reshape(-1).to(rows.device)
+    return rows[own], None if targets is None else targets[own]
+
+
 class ConsumerStatistics:
     """Collects one consumer's statistics, batch by batch.
 
@@ -252,11 +263,12 @@ class ConsumerStatistics:
             Accumulator(len(u), m, u, consumer.where, gram) for u in consumer.column_units()
         ]
 
-    def update(self, b: Tensor, y: Tensor | None = None) -> None:
+    def update(self, b: Tensor, y: Tensor | None = None, counted: Tensor | None = None) -> None:
         """Add one batch.
 
         b: the consumer's input in the model pruned so far, [..., inputs] or [N, inputs, *spatial];
-        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial].
+        y: the dense consumer's output without its bias, [..., outputs] or [N, outputs, *out spatial];
+        counted: [..., 1] or [N, 1, *out spatial] bool, which rows count; None: all.
         """
         if (y is None) != self.symmetric:
             form = (
@@ -266,18 +278,23 @@ class ConsumerStatistics:
             )
             raise OptionError(f"{self.consumer.where}: these statistics are {form}")
         if self.consumer.conv is None:
-            rows = clipped(b.reshape(-1, b.shape[-1]), self.clip if self.symmetric else None)
-            self._add(rows, None if y is None else y.reshape(-1, y.shape[-1]))
+            targets = None if y is None else y.reshape(-1, y.shape[-1])
+            rows, targets = _counting(b.reshape(-1, b.shape[-1]), targets, counted)
+            if self.symmetric and self.clip is not None:
+                rows = clipped(single(rows), self.clip)
+            self._add(rows, targets)
             return
         if self.generator is not None:
-            self._add(*random_rows(b, y, self.consumer.conv, self.generator))
+            self._add(*random_rows(b, y, self.consumer.conv, self.generator, counted))
             return
-        if b.ndim > 2 and can_shift(self.consumer.conv, self.consumer.conv.laid_out(b.shape[2:])):
+        spatial = self.consumer.conv.laid_out(b.shape[2:])
+        if counted is None and b.ndim > 2 and can_shift(self.consumer.conv, spatial):
             self._add_shifted(self.consumer.conv.lay_out(b), y, self.consumer.conv)
             return
         for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
             part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])
-            self._add(rows, part)
+            own = None if counted is None else counted[images, :, lines]
+            self._add(*_counting(rows, part, own))
 
     def _add(self, rows: Tensor, targets: Tensor | None) -> None:
         """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""

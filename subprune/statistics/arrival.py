@@ -64,7 +64,7 @@ def offset(
         total = shaped(tensors[landing.bias])
     for step in landing.steps:
         if isinstance(step, Sum):
-            total = total + run.ahead(batch, step.needs, step.value)
+            total = total + run.ahead(batch, step.needs, step.value).to(like)
             continue
         factor = _factor(step, tensors)
         shift = -tensors[step.mean].double() * factor

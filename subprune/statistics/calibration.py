@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from subprune.data.batches import Batch, folded, signature
+from subprune.data.layouts import lay_out
+from subprune.data.tokens import masks
 from subprune.data.views import with_views
 from subprune.errors import DataError
 from subprune.program.program import Program, model_tensors
@@ -33,6 +35,7 @@ class Calibration:
     programs: Sequence[Program]  # one per batch
     folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
     given: Sequence[Batch] = ()  # the same inputs in the caller's own batches
+    remarks: Sequence[str] = ()  # on tokens that do not count
     # what methods computed for all groups at once
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -61,7 +64,8 @@ class Calibration:
         if views:
             parts, numbers = with_views(parts, numbers, views, seed)
             programs = programs * (1 + len(views))
-        return cls(model, parts, analyse(programs[0]), programs, numbers, batches)
+        remarks = lay_out(model, parts, programs)
+        return cls(model, parts, analyse(programs[0]), programs, numbers, batches, remarks)
 
     @property
     def n_folds(self) -> int:
@@ -72,14 +76,18 @@ class Calibration:
         """The same model and structure with other batches."""
         known = {signature(b.inputs): p for b, p in zip(self.batches, self.programs, strict=True)}
         programs = _programs(self.model, batches, known)
-        return Calibration(self.model, batches, self.structure, programs, given=batches)
+        remarks = lay_out(self.model, batches, programs, self.structure.program.layouts)
+        return Calibration(
+            self.model, batches, self.structure, programs, given=batches, remarks=remarks
+        )
 
     def start(self) -> Run:
         """A run of the dense model, before its first operation."""
         program = self.structure.program
         tensors = model_tensors(self.model, program)
         envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
-        run = Run(self.programs, envs, tensors, self.folds or None)
+        known = [masks(b.inputs) for b in self.batches]
+        run = Run(self.programs, envs, tensors, self.folds or None, known)
         run.fuse = {}
         return run
 

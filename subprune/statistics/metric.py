@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from subprune.data.tokens import masks
+from subprune.measure.answers import answered, read_program
+from subprune.program.layout import counted, over_rows
 from subprune.program.program import flat_tensors, model_tensors
 from subprune.statistics.place import generator
 
@@ -63,8 +66,13 @@ def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> d
         for value, (channels, positions) in found.items():
             squares[value] = squares[value] + channels if value in squares else channels
             counts[value] += positions
-    means = {value: total / counts[value] for value, total in squares.items()}
-    return {value: mean.sqrt() for value, mean in means.items() if bool((mean > 0).any())}
+    means = {value: total / max(1, counts[value]) for value, total in squares.items()}
+    return {value: mean.sqrt() for value, mean in means.items() if _tells(mean)}
+
+
+def _tells(mean: Tensor) -> bool:
+    """Whether some channel is felt, and none so much that the model's precision cannot say it."""
+    return bool((mean > 0).any()) and bool(mean.isfinite().all())
 
 
 def _squares(
@@ -92,11 +100,14 @@ def _squares(
     output = program.fetch_output(program.answer, env, tensors)
     if not output.requires_grad:
         return {}
+    known = masks(batch.inputs)
+    where = answered(output.shape, batch, read_program(program, batch), program)
     order = list(values)
     sums: dict[int, tuple[Tensor, int]] = {}
     for probe in range(PROBES):
         with torch.enable_grad():
-            felt = (_centred(output) * _signs(output, random)).sum()
+            moves = _centred(output) * _signs(output, random)
+            felt = (moves if where is None else torch.where(where, moves, 0)).sum()
         grads = torch.autograd.grad(
             felt, [values[v] for v in order], retain_graph=probe + 1 < PROBES, allow_unused=True
         )
@@ -104,10 +115,13 @@ def _squares(
             if grad is None:
                 continue
             dim = landings[value].dim % grad.ndim
+            own = counted(program, known, value)
+            if own is not None:  # [rows, channels]
+                grad, dim = grad.movedim(dim, -1)[over_rows(own, grad.shape, dim).squeeze(dim)], 1
             others = [d for d in range(grad.ndim) if d != dim]
             square = grad.double().square().sum(others).cpu()
-            known, count = sums.get(value, (torch.zeros_like(square), 0))
-            sums[value] = known + square, count + grad.numel() // grad.shape[dim]
+            before, count = sums.get(value, (torch.zeros_like(square), 0))
+            sums[value] = before + square, count + grad.numel() // grad.shape[dim]
     return sums
 
 

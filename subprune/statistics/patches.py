@@ -209,19 +209,28 @@ def conv_rows(
 
 
 def random_rows(
-    x: Tensor, y: Tensor | None, conv: Convolution, generator: torch.Generator
+    x: Tensor,
+    y: Tensor | None,
+    conv: Convolution,
+    generator: torch.Generator,
+    counted: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """As many random patches of each image as the kernel has positions, all if there are fewer.
 
     x [N, C, *spatial] → rows [N·taps, C·taps], and the outputs y [N, O, *out] at the same places
-    [N·taps, O].
+    [N·taps, O]. counted [N, 1, *out] bool: the patches that may be taken; None: all.
     """
     view = conv.windows(x)  # [N, *out, C, *kernel]
     n, *out = view.shape[: 1 + len(conv.kernel_size)]
     places = math.prod(out)
     keys = torch.rand(n, places, generator=generator, device=generator.device)
+    if counted is not None:
+        keys = keys + ~counted.reshape(n, places).to(keys.device)  # the others come last
     chosen = keys.argsort(1)[:, : conv.taps].sort(1).values.to(x.device)  # [N, taps]
     images = torch.arange(n, device=x.device)[:, None].expand_as(chosen)
     index = tuple(i.reshape(-1) for i in (images, *torch.unravel_index(chosen, out)))
+    if counted is not None:
+        own = counted[:, 0].to(x.device)[index]
+        index = tuple(i[own] for i in index)
     rows = view[index].reshape(-1, x.shape[1] * conv.taps)
     return rows, None if y is None else y.movedim(1, -1)[index]

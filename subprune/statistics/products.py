@@ -28,7 +28,8 @@ class Sequential(Target):
             index = consumer.use.op
             source.advance(index)
             for i, fold in enumerate(source.folds):
-                collectors[index][fold].update(source.argument(index, i))
+                own = source.counted_rows(consumer, i)
+                collectors[index][fold].update(source.argument(index, i), counted=own)
         scales = None
         if self.landed:
             scales = {

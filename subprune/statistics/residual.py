@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from subprune.program.precision import single
 from subprune.program.program import flat_tensors
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
@@ -68,7 +69,9 @@ class Residual(Target):
                 continue
             for i, fold in enumerate(source.folds):
                 y = self._wanted(place, consumer, source, i, aims[consumer.use.op][i])
-                collectors[consumer.use.op][fold].update(source.argument(consumer.use.op, i), y)
+                own = source.counted_rows(consumer, i)
+                x = source.argument(consumer.use.op, i)
+                collectors[consumer.use.op][fold].update(x, y, own)
         return as_gathered(
             place,
             collectors,
@@ -95,6 +98,7 @@ class Residual(Target):
         """√w·(s − o): what the product should give, as it lands and is felt."""
         landing = consumer.landing
         assert landing is not None
+        aim = single(aim)  # a difference of large numbers
         rest = aim - offset(landing, run, batch, run.tensors, aim)
         return felt(rest, landing, self._metric(place))
 
@@ -131,17 +135,18 @@ class Residual(Target):
             for i, fold in enumerate(source.folds):
                 tensors = models[1 + fold] if len(models) > 1 else models[0]
                 x, aim = source.argument(index, i), gathered.aims[index][i]
+                counted = source.counted_rows(consumer, i)
                 weight = consumer_weight(consumer, tensors)
                 if len(own) < x.shape[dim]:
                     x, weight = x.index_select(dim, own), weight.index_select(1, own)
                 if consumer not in moving:
-                    collectors[index][fold].update(x, aim)
+                    collectors[index][fold].update(x, aim, counted)
                     continue
-                z = mapping.output(x, weight)
+                z = single(mapping.output(x, weight))
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
                 y = self._wanted(place, consumer, source, i, easier)
-                collectors[index][fold].update(x, y)
+                collectors[index][fold].update(x, y, counted)
         new = {c.use.op: collectors[c.use.op] for c in moving}
         columns = {op: new[op][0].consumer.columns_of(inputs[op]) for op in new}
         return gathered.with_targets(place.group.reweightable, new, columns)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor
 
 from subprune.program import parallel
+from subprune.program.layout import counted, over_rows
 from subprune.program.ops import activation
 from subprune.statistics.moments import pooled
 
 if TYPE_CHECKING:
     from subprune.program.fuse import Folds
     from subprune.program.program import Override, Program
-    from subprune.structure.groups import Group
+    from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Passage", "Run"]
 
@@ -34,8 +35,10 @@ class Run:
         envs: list[dict[int, Tensor]],
         tensors: dict[str, Tensor],
         folds: Sequence[int] | None = None,
+        masks: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.programs, self.envs, self.tensors = programs, envs, tensors
+        self.masks = [{}] * len(envs) if masks is None else masks  # of each batch, by name
         self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
         self.versions: list[dict[str, Tensor]] = []
         """Tensors of the model fitted without each fold, which that fold runs through; empty: all
@@ -58,7 +61,8 @@ class Run:
 
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
-        other = Run(self.programs, [dict(env) for env in self.envs], self.tensors, self.folds)
+        envs = [dict(env) for env in self.envs]
+        other = Run(self.programs, envs, self.tensors, self.folds, self.masks)
         other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
         other.renew, other.versions, other._fused = self.renew, self.versions, self._fused
         return other
@@ -86,7 +90,7 @@ class Run:
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
             self._advance(norm, override)
-            moments = pooled([self.argument(norm, i) for i in range(len(self.envs))])
+            moments = pooled([self._normed(norm, i) for i in range(len(self.envs))])
             new = {
                 name: x.to(self.tensors[name])
                 for name, x in zip(self.renew[norm], moments, strict=True)
@@ -149,6 +153,28 @@ class Run:
             op, activation(op), self.envs[batch], self.tensors_of(batch)
         )
         return value
+
+    def counted(self, value: int, batch: int) -> Tensor | None:
+        """Which positions of a value count, its other dimensions of length 1; None: all do."""
+        return counted(self.programs[batch], self.masks[batch], value)
+
+    def counted_rows(self, consumer: Consumer, batch: int) -> Tensor | None:
+        """Which rows of a consumer's output count, [..., 1] or [N, 1, *out]; None: all do."""
+        own = self.counted(consumer.use.output, batch)
+        if own is None:
+            return None
+        shape = self.programs[batch].values[consumer.use.output].shape
+        return over_rows(own, shape, consumer.use.product.output)
+
+    def _normed(self, norm: int, batch: int) -> Tensor:
+        """What a norm is about to read, [N, channels, …]; where padding is left out,
+        [rows, channels].
+        """
+        x = self.argument(norm, batch)
+        own = self.counted(self.programs[batch].ops[norm].outs[0], batch)
+        if own is None:
+            return x
+        return x.movedim(1, -1)[over_rows(own, x.shape, 1).squeeze(1)]
 
     def ahead(self, batch: int, ops: Sequence[int], value: int) -> Tensor:
         """A value, made by these operations ahead of the present position; the run stays here."""

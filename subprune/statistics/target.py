@@ -124,7 +124,9 @@ def side_by_side(
     trace = Trace([consumer], lambda n, c, x, y: outputs.append(x if y is None else y))
     dense.advance(consumer.use.op)
     for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
-        collectors[current.folds[i]].update(current.argument(consumer.use.op, i), outputs.pop())
+        own = current.counted_rows(consumer, i)
+        x = current.argument(consumer.use.op, i)
+        collectors[current.folds[i]].update(x, outputs.pop(), own)
 
 
 def as_gathered(
