@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QUANTISED", "predicts_next"]
 
-QUANTISED = 0.05
+QUANTISED = 0.1
 """A slack for layers that are quantised as they run: one scale for all tokens, so that later ones
 change the rounding of earlier ones.
 """
