@@ -87,8 +87,8 @@ def _constant_alone(
     missing = stats.target_sums - weight.T @ stats.sums  # [m]
     shift = missing / max(1, stats.rows) if intercept else None
     error = relative_error(stats, weight, shift)
-    count = len(columns) + intercept
-    return Solution(weight, shift, error, count, count, 1.0, "none")
+    fitted = int(intercept)  # columns that something was fitted to: the constant one
+    return Solution(weight, shift, error, fitted, fitted, 1.0, "none")
 
 
 def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
