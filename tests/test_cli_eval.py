@@ -52,7 +52,7 @@ def test_a_text(run: Run, folder: Path) -> None:
     same = run("eval", folder, folder / "tokens.npy", "--context", 32, "--tokens", 320, "--json")
     assert json.loads(same.out)["perplexity"] == found["perplexity"]
     rest = run("eval", folder, folder / "text.txt", "--context", 32, "--skip", len(ids) - 64)
-    assert "64 tokens of text" in rest.out
+    assert f"from token {len(ids) - 64:,} on: 64 tokens of text" in rest.out
 
 
 def test_sentences_for_an_encoder(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -73,6 +73,7 @@ def test_what_is_wrong_is_said(run: Run, folder: Path, tmp_path: Path) -> None:
         "is not a file; check the path": (folder, tmp_path / "none.txt"),
         "--context must be at most 64": (folder, text, "--context", 100),
         "--skip must be from 0 to": (folder, text, "--skip", 10**6),
+        "--skip is for texts": ("lenet-mnist", "mnist-sample", "--skip", 3),
         "which is not given; give both": (folder, text, "--dense-weights", text),
     }
     for words, args in cases.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from torch import nn
 
 from subprune.cli import options as o
-from subprune.cli.console import out, print_json, say
+from subprune.cli.console import out, print_json
 from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.models import load_model
 from subprune.cli.text import SUFFIXES, load_text
@@ -99,14 +100,16 @@ def evaluate(
     if is_text(inputs):
         inputs = _after(inputs, skip)
         words: dict[str, Any] = {"context": context, "stride": stride, "tokens": tokens}
+    elif skip:
+        raise OptionError("--skip is for texts, one row of tokens; omit it")
     else:
         words = {"n_samples": n_samples}
     found = measure(net, inputs, dense=other, progress=False if json else None, **words)
+    if skip:
+        found = replace(found, protocol=f"from token {skip:,} on: {found.protocol}")
     if json:
         print_json(found.to_dict())
         return
-    if skip and is_text(inputs):
-        say(f"the first {skip:,} tokens of the text were left out")
     out.print(str(found), highlight=False, markup=False, soft_wrap=True)
 
 
