@@ -8,6 +8,7 @@ from subprune.cutting.surgery import cut
 from subprune.distil.recover import recover
 from subprune.io.export import export
 from subprune.io.storage import load, save
+from subprune.measure.quality import Evaluation, evaluate
 from subprune.methods import METHODS, Method
 from subprune.report.figures import Report
 from subprune.report.forecast import Forecast
@@ -21,6 +22,7 @@ __version__ = VERSION
 
 __all__ = [
     "METHODS",
+    "Evaluation",
     "Forecast",
     "Inspection",
     "Method",
@@ -29,6 +31,7 @@ __all__ = [
     "Result",
     "View",
     "cut",
+    "evaluate",
     "export",
     "find_groups",
     "forecast",

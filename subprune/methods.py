@@ -13,11 +13,13 @@ from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
 from subprune.messages import Message
+from subprune.select.fluctuation import Fluctuation
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.selector import Selector
 from subprune.select.sensitivity import Sampling
+from subprune.select.wanda import Wanda
 from subprune.statistics.products import Asymmetric, Layer, Sequential
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
@@ -115,6 +117,23 @@ _ROWS = (
         Sequential(),
         WeightNorm(),
         "ℓ1 norm of a unit's outgoing weights, every layer on its own (Li et al. 2017).",
+    ),
+    Method(
+        "wanda-sp",
+        Sequential(),
+        Wanda(),
+        "|weight| × size of its input, summed over units; weights stay (Sun et al. 2024).",
+        "uniform",
+        FITS["keep"],
+    ),
+    Method(
+        "flap",
+        Layer(),
+        Fluctuation(),
+        "Variance of inputs × squared weights, ranked over all layers; their means go into biases "
+        "(An et al. 2024).",
+        "score",
+        FITS["constant"],
     ),
     Method("random", Sequential(), Random(), "Uniform scores, ranked over all layers.", "score"),
     Method("layer-random", Sequential(), Random(), "A uniform random order in every layer."),

@@ -15,7 +15,9 @@ from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.measure import measurements as measure
+from subprune.measure.causality import predicts_next
 from subprune.measure.compare import Comparison, Tally, compare
+from subprune.measure.language import token_count
 from subprune.messages import Message
 from subprune.plan import HISTORY, Plan, history_of
 from subprune.program.shapes import describe_inputs
@@ -125,12 +127,14 @@ def make_result(
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
     samples = sum(b.size for b in calibration.given)
-    fitted, held_out = _compared(calibration, small, done, options)
-    accuracy = (held_out or fitted).accuracy
+    causal = predicts_next(dense, calibration.batches[0], program)
+    fitted, held_out = _compared(calibration, small, done, options, causal)
+    verified: Comparison | None = None
     if verify:
         tick("accuracy on the verification data")
         both = (measure.outputs(dense, verify.batches), measure.outputs(small, verify.batches))
-        accuracy = compare(*both, verify.batches, program).accuracy
+        verified = compare(*both, verify.batches, program, causal)
+    accuracy = (verified or held_out or fitted).accuracy
     tick("counting and timing")
     timing = _timing(dense, small, first, options)
     parameters = (measure.count_parameters(dense), measure.count_parameters(small))
@@ -148,7 +152,7 @@ def make_result(
         _skipped(calibration, groups),
         (
             *done.notes,
-            *_remarks(plan, options, verify, accuracy),
+            *_remarks(plan, options, verified),
             *fit_remarks(plan, samples),
             *timing.notes,
         ),
@@ -158,6 +162,7 @@ def make_result(
         else "held-out inputs"
         if held_out
         else "the calibration data",
+        verified=verified,
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
@@ -169,7 +174,7 @@ def make_result(
 
 
 def _compared(
-    calibration: Calibration, small: nn.Module, done: Walk, options: Options
+    calibration: Calibration, small: nn.Module, done: Walk, options: Options, causal: bool
 ) -> tuple[Comparison, Comparison | None]:
     """Outputs on the inputs that were fitted; and on inputs that were not, fold by fold, if there
     are folds.
@@ -178,7 +183,7 @@ def _compared(
     other things were fitted to does not count.
     """
     batches, program = calibration.batches, calibration.structure.program
-    fitted, held_out = Tally(program), Tally(program)
+    fitted, held_out = Tally(program, causal), Tally(program, causal)
     unseen: Iterable[Tensor | None] = itertools.repeat(None, len(batches))
     if done.versions:
         run = calibration.start()
@@ -198,9 +203,7 @@ def _compared(
     return fitted.result(), held_out.result() if done.versions else None
 
 
-def _remarks(
-    plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
-) -> Iterator[str]:
+def _remarks(plan: Plan, options: Options, verified: Comparison | None) -> Iterator[str]:
     """What differs from what was asked for, or was measured on data that one would not expect."""
     if options.keep is not None:
         units = {g.name: g.units for g in plan.groups}
@@ -208,12 +211,12 @@ def _remarks(
             options.keep, units, plan.counts, together=options.allocator.pools_units
         ):
             yield remark
-    if verify is None and options.allocator.needs_verification:
+    if verified is None and options.allocator.needs_verification:
         yield Message(
             "budgets by equal accuracy were measured on the calibration data, which flatters; give "
             "{verify_data:name} with labelled inputs that are not calibrated on"
         )
-    if verify is not None and accuracy is None:
+    if verified is not None and not verified.judged:
         yield Message(
             "no accuracy was measured: {verify_data:name} has no labels, or none that are class "
             "numbers of the outputs; give (inputs, labels)"
@@ -250,10 +253,11 @@ def layers(calibration: Calibration, small: nn.Module) -> tuple[LayerWidth, ...]
 
 @dataclass(frozen=True)
 class _Timing:
-    """Calls of both models, before and after; how many inputs a call had, and remarks."""
+    """Calls of both models, before and after; how many inputs and tokens a call had, and remarks."""
 
     latencies: tuple[measure.Latency, ...] = ()
     inputs: int = 0
+    tokens: int = 0
     notes: tuple[str, ...] = ()
 
     def figures(self) -> dict[str, Any]:
@@ -265,6 +269,7 @@ class _Timing:
             "latency": (a.median, b.median),
             "latency_spread": (a.spread, b.spread),
             "latency_inputs": self.inputs,
+            "latency_tokens": self.tokens,
             "latency_calls": a.repeats,
             "latency_threads": torch.get_num_threads(),
         }
@@ -287,15 +292,14 @@ def _timing(dense: nn.Module, small: nn.Module, batch: Batch, options: Options) 
             models, batch.inputs, repeats=_CALLS if asked is None else _MANY_CALLS
         )
         notes = () if asked is None else (LatencyGoal(asked).verdict(a, b),)
-        return _Timing((a, b), batch.size, notes)
+        return _Timing((a, b), batch.size, token_count(batch), notes)
     try:
-        latencies = measure.side_by_side(
-            models, first_samples(batch, 1).inputs, repeats=_CALLS, seconds=_SECONDS
-        )
+        one = first_samples(batch, 1)
+        latencies = measure.side_by_side(models, one.inputs, repeats=_CALLS, seconds=_SECONDS)
     except Exception as error:  # a model that takes whole batches only
         words = (
             "latency was not measured, a call with one input failed ({kind}); {time_calls=} times "
             "the first batch"
         )
         return _Timing(notes=(Message(words, kind=type(error).__name__, time_calls=True),))
-    return _Timing(latencies, 1)
+    return _Timing(latencies, 1, token_count(one))

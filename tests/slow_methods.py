@@ -227,6 +227,56 @@ def weight_norm(model: nn.Module, readers: Readers, mean: bool) -> list[float]:
     return scores
 
 
+def wanda(model: nn.Module, readers: Readers, data: Data) -> list[float]:
+    """|weight| × ‖input‖₂, one weight at a time."""
+    scores = [0.0] * n_units(readers)
+    for name, units in readers:
+        module = model.get_submodule(name)
+        for block in blocks(module, inputs_of(model, name, data), units):
+            for j, u in enumerate(block.units.tolist()):
+                for w in block.weight[j].tolist() if u >= 0 else ():
+                    scores[u] += abs(w) * float(block.rows[:, j].norm())
+    return scores
+
+
+def fluctuation(model: nn.Module, readers: Readers, data: Data) -> list[float]:
+    """Variance × squared weights of each column, standardised; of a unit's columns, the mean."""
+    columns: list[tuple[int, float]] = []
+    for name, units in readers:
+        module = model.get_submodule(name)
+        for block in blocks(module, inputs_of(model, name, data), units):
+            for j, u in enumerate(block.units.tolist()):
+                if u >= 0:
+                    spread = float(block.rows[:, j].var(correction=0))
+                    columns.append((u, spread * float(block.weight[j].square().sum())))
+    values = np.array([x for _, x in columns])
+    standard = (values - values.mean()) / (values.std() or 1.0)
+    owners = np.array([u for u, _ in columns])
+    return [float(standard[owners == u].mean()) for u in range(n_units(readers))]
+
+
+def compensated(
+    model: nn.Module,
+    dense: nn.Module,
+    readers: Readers,
+    kept: Sequence[int],
+    data: Data,
+    gone: Gone,
+) -> nn.Module:
+    """A copy whose biases give what the removed inputs gave the dense model on average."""
+    done = copy.deepcopy(model)
+    for name, units in readers:
+        module = dense.get_submodule(name)
+        shifts = []
+        for block in blocks(module, inputs_of(dense, name, data), units):
+            stay = kept_columns(block, kept, gone.get(name, set()))
+            lost = [j for j in range(len(block.units)) if j not in stay]
+            shifts.append(block.rows[:, lost].mean(0) @ block.weight[lost])
+        with torch.no_grad():
+            done.get_submodule(name).bias.copy_(module.bias + torch.cat(shifts))
+    return done
+
+
 def act_grad(model: nn.Module, readers: Readers, data: Data) -> Tensor:
     """One backward pass per sample."""
     total, samples = torch.zeros(n_units(readers), dtype=torch.float64), 0

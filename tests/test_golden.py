@@ -25,6 +25,7 @@ GOLDEN: dict[str, dict[str, list[int]]] = json.loads(
     (Path(__file__).parent / "golden_orders.json").read_text()
 )
 RULES = ("uniform", "error", "knapsack", "equal-accuracy", "equal-agreement")
+YOUNGER = ("auto", "wanda-sp", "flap")  # than the file
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False, "n_samples": None}
 
 
@@ -32,7 +33,7 @@ def lenet_calls() -> dict[str, dict[str, Any]]:
     """The options of every call, by its name in the file."""
     calls: dict[str, dict[str, Any]] = {}
     for name, method in METHODS.items():
-        if name == "auto":  # younger than the file
+        if name in YOUNGER:
             continue
         pool = {"train_data": digits(256, 512)} if method.selector.needs_pool else {}
         for fit in ("ridge", "keep"):

@@ -25,7 +25,7 @@ from subprune.select.selector import Function
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "subprune"
-FOLDERS = ("subprune", "paper", "tests", "benchmarks", "experiments", "scripts")
+FOLDERS = ("subprune", "paper", "tests", "benchmarks", "examples", "experiments", "scripts")
 
 MOST_AT_THE_TOP = 12  # modules, the front door included
 LONGEST_CHAIN = 14  # modules, each importing the next when it is imported

@@ -64,6 +64,7 @@ OTHER: dict[str, Any] = {
     "only": ["conv*", "re:fc[12]"],
     "ignore": ["conv1"],
     "n_samples": 100,
+    "augment": ["mirror", "crop"],
     "seed": 3,
     "time_calls": False,
 }

@@ -26,7 +26,7 @@ __all__ = ["Score", "by_score", "top_fraction"]
 @dataclass(frozen=True)
 class Score(Allocator):
     """One ranking over all layers; for methods with scores that compare: act-grad, weight-norm,
-    random.
+    flap, random.
     """
 
     name: ClassVar[str] = "score"

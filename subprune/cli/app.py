@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from subprune.cli import demo, export, inspect, methods, prune, report
+from subprune.cli import demo, evaluate, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for module in (demo, inspect, prune, export, report, methods):
+for module in (demo, inspect, prune, evaluate, export, report, methods):
     module.register(app)
 _ADDED = add_commands(app)
 

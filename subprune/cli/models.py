@@ -43,6 +43,8 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
                 f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
             )
         model = made
+    elif (Path(spec) / "config.json").is_file():
+        model = _pretrained(Path(spec))
     elif spec == SHIPPED_MODEL:
         model = shipped_lenet()[0]
     elif spec in model_names():
@@ -56,9 +58,32 @@ def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Modu
         known = [SHIPPED_MODEL, *model_names()]
         raise OptionError(
             f"--model {spec!r}: {closest(spec, known)}give package.module:callable, "
-            f"file.py:callable, or one of {', '.join(known)}"
+            f"file.py:callable, a folder of transformers, or one of {', '.join(known)}"
         )
     return (model if weights is None else _with_weights(model, weights)).eval()
+
+
+def _pretrained(folder: Path) -> nn.Module:
+    """The model of a folder that `save_pretrained` wrote; pickled weights are not read."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise OptionError(
+            f"--model {folder} is a folder of the transformers library, which is not installed"
+        ) from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config.use_cache = False  # nothing is generated here
+        named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+        kind = getattr(transformers, named, transformers.AutoModel)
+        model: nn.Module = kind.from_pretrained(
+            str(folder), config=config, local_files_only=True, use_safetensors=True
+        )
+    except Exception as error:  # whatever a file in it provokes
+        raise DataError(
+            f"--model {folder} cannot be loaded by transformers: {_cause(error)}"
+        ) from error
+    return model
 
 
 def find_callable(spec: str, option: str) -> Any:

@@ -34,7 +34,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="package.module:callable, file.py:callable, lenet-mnist, resnet56, vgg11, …",
+        help="package.module:callable, file.py:callable, a folder of the transformers library, "
+        "lenet-mnist, resnet56, vgg11, …",
     ),
 ]
 Weights = Annotated[

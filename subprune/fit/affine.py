@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from subprune.fit.fit import Tensors, Work
     from subprune.structure.groups import Consumer
 
-__all__ = ["Affine"]
+__all__ = ["Affine", "has_place", "write_constants"]
 
 
 @dataclass(frozen=True)
@@ -36,28 +36,43 @@ class Affine(Ridge):
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Where there is a bias for it."""
-        landing = consumer.landing
-        if landing is None or landing.constant is None:
-            return False
-        return self.norms or not landing.before
+        return has_place(consumer, self.norms)
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
     ) -> None:
-        """Put new weights and biases into the model and its versions.
-
-        The constant is added to the bias that goes with the target: the present one may have been
-        fitted already, with another group that the layer reads.
-        """
+        """Put new weights and biases into the model and its versions."""
         super().write(work, consumer, models, fits)
-        landing = consumer.landing
-        if landing is None or landing.constant is None or not self.has_constant(consumer):
-            return
-        name = landing.constant
-        old = work.gathered.tensors.get(name, models[0][name])
-        factor = factors(landing, models[0], landing.before)  # from the layer to that bias
-        for i, tensors in enumerate(models):
-            shifts = [f.shift if i == 0 else f.shifts[i - 1] for f in fits]
-            change = torch.cat([s for s in shifts if s is not None])  # [outputs]
-            change = change if factor is None else change * factor.to(change)
-            tensors[name] = (old.double() + change.to(old.device)).to(old)
+        if self.has_constant(consumer):
+            write_constants(work, consumer, models, fits)
+
+
+def has_place(consumer: Consumer, norms: bool) -> bool:
+    """Whether there is a bias that takes a constant: the layer's own, or with `norms` that of the
+    norm that follows it.
+    """
+    landing = consumer.landing
+    if landing is None or landing.constant is None:
+        return False
+    return norms or not landing.before
+
+
+def write_constants(
+    work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
+) -> None:
+    """Put new biases into the model and its versions.
+
+    The constant is added to the bias that goes with the target: the present one may have been
+    fitted already, with another group that the layer reads.
+    """
+    landing = consumer.landing
+    assert landing is not None
+    assert landing.constant is not None
+    name = landing.constant
+    old = work.gathered.tensors.get(name, models[0][name])
+    factor = factors(landing, models[0], landing.before)  # from the layer to that bias
+    for i, tensors in enumerate(models):
+        shifts = [f.shift if i == 0 else f.shifts[i - 1] for f in fits]
+        change = torch.cat([s for s in shifts if s is not None])  # [outputs]
+        change = change if factor is None else change * factor.to(change)
+        tensors[name] = (old.double() + change.to(old.device)).to(old)

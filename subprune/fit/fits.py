@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from subprune.fit.affine import Affine
+from subprune.fit.constant import Constant
 from subprune.fit.keep import Keep
 from subprune.fit.least_squares import LeastSquares
 from subprune.fit.ridge import Ridge
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FITS", "FitName"]
 
-FitName = Literal["ridge", "affine", "least-squares", "keep"]
+FitName = Literal["ridge", "affine", "least-squares", "constant", "keep"]
 """The names, for editors and type checkers."""
 
-FITS: dict[str, Fit] = {fit.name: fit for fit in (Ridge(), Affine(), LeastSquares(), Keep())}
+FITS: dict[str, Fit] = {
+    fit.name: fit for fit in (Ridge(), Affine(), LeastSquares(), Constant(), Keep())
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ class Solution:
     columns: int  # kept columns (and the constant one with an intercept)
     rank: int  # numerically independent ones among them
     condition: float  # condition estimate of what was factored, at unit diagonal
-    # "cholesky"; "shifted" or, with a ridge, "damped" where columns depend on each other
+    # "cholesky"; "shifted" or, with a ridge, "damped" where columns depend on each other; "none"
+    # where the weights stayed
     solver: str
 
 
@@ -46,11 +48,14 @@ def solve(
     the shift of the bias. A `ridge` adds ``ridge · ḡ · ‖X − toward‖²``, with ḡ the mean of the kept
     columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
     those of columns about which the data says little most of all; the error is reported without it.
+    An infinite one leaves them at `toward`, and fits the constant alone.
     ranked: whether the rank is wanted, which takes long where columns depend on each other; else it
     is that of independent ones. factors: of the same columns, by ridge, where they are solved for
     other targets too; what is missing is added.
     """
     columns = stats.columns(kept)  # [q]
+    if math.isinf(ridge):
+        return _constant_alone(stats, columns, toward, intercept)
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
     pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
@@ -79,6 +84,20 @@ def solve(
 
 Factors = dict[float, "_Factor"]
 """What solves for some columns, by the strength of the ridge."""
+
+
+def _constant_alone(
+    stats: Statistics, columns: Tensor, toward: Tensor | None, intercept: bool
+) -> Solution:
+    """The weights `toward` [d, m] on the columns [q]; the constant makes up for the means."""
+    weight = torch.zeros_like(stats.cross)
+    if toward is not None:
+        weight[columns] = toward.detach().to(weight)[columns]
+    missing = stats.target_sums - weight.T @ stats.sums  # [m]
+    shift = missing / max(1, stats.rows) if intercept else None
+    error = relative_error(stats, weight, shift)
+    fitted = int(intercept)  # columns that something was fitted to: the constant one
+    return Solution(weight, shift, error, fitted, fitted, 1.0, "none")
 
 
 def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:

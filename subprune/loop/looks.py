@@ -69,7 +69,7 @@ def comparable_scores(
     without = OptionError(
         Message(
             "{allocate=} needs scores that can be compared between layers, and {who} has none; use "
-            "another rule, or one of the methods act-grad, weight-norm and random",
+            "another rule, or one of the methods act-grad, weight-norm, flap and random",
             allocate="score",
             who=recipe.who,
         )

@@ -32,6 +32,7 @@ class Reading:
 
     dim: int | None  # dimension of the classes; None: the outputs are numbers, not classes
     kind: str = ""  # what an answer is about: "input", "pixel", "token", "position"; "" for numbers
+    vectors: bool = False  # whether the numbers in the last dimension are one vector, an embedding
 
     def classes(self, output: Tensor) -> Tensor:
         """The class with the largest output, for every answer."""
@@ -58,6 +59,7 @@ def read(output: Tensor, batch: Batch, program: Program | None = None) -> Readin
       choice between classes: numbers. The classes of a linear layer are last, those of a
       convolution second.
     * Integer inputs ``[N, T]`` are tokens: the classes of ``[N, T, V]`` are last.
+    * Other numbers ``[N, d]`` and ``[N, T, d]`` are vectors, such as embeddings.
     * Where none of this helps: classes last in ``[N, C]`` and ``[N, T, V]``, second in
       ``[N, C, H, W]``.
     """
@@ -67,7 +69,7 @@ def read(output: Tensor, batch: Batch, program: Program | None = None) -> Readin
         return Reading(output.ndim, _kind(tuple(output.shape), output.ndim, batch))
     dim = _class_dim(output, batch, program)
     if dim is None:
-        return Reading(None)
+        return Reading(None, vectors=_are_vectors(tuple(output.shape), batch))
     shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
     return Reading(dim, _kind(shape, dim, batch))
 
@@ -147,6 +149,16 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
     if any(tuple(x.shape) == shape[:-1] for x in _integers(batch)):
         usual = len(shape) - 1
     return usual if shape[usual] > 1 else None
+
+
+def _are_vectors(shape: tuple[int, ...], batch: Batch) -> bool:
+    """Whether numbers [N, d] or [N, T, d] are vectors: not met by labels, nor made like an input."""
+    if len(shape) not in (2, 3) or shape[-1] < 2 or _made_from_input(shape, batch):
+        return False
+    if batch.labels is not None and batch.labels.is_floating_point():
+        return False
+    series = [x for x in flat_tensors(batch.inputs) if x.is_floating_point() and x.ndim == 3]
+    return len(shape) == 2 or not series  # which dimension of a series is time cannot be said
 
 
 def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:

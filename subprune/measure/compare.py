@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
+from subprune.measure.language import Surprise, attended, next_tokens, tokens_of
 
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
     from subprune.program.program import Program
 
-__all__ = ["Comparison", "Tally", "compare"]
+__all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
 NAN = float("nan")
 _CHUNK = 2**22  # numbers compared in float64 at a time
@@ -32,6 +33,17 @@ class Comparison:
     agreement: float  # share of answers with the same class; nan for regression
     output_change: float  # ‖after − before‖² / ‖before‖²
     accuracy: tuple[float, float] | None = None  # on labelled inputs, before and after
+    counted: int = 0  # answers with a label
+    # of a causal language model, before and after, over so many predicted tokens
+    perplexity: tuple[float, float] | None = None
+    tokens: int = 0
+    cosine: float | None = None  # mean of those between vectors before and after
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a figure for what such a model is for."""
+        known = self.accuracy is not None or self.perplexity is not None
+        return known or self.cosine is not None
 
     @property
     def relative_error(self) -> float:
@@ -44,16 +56,19 @@ def compare(
     after: Iterable[Tensor],
     batches: Sequence[Batch],
     program: Program | None = None,
+    causal: bool = False,
 ) -> Comparison:
-    """Outputs of two models compared, batch by batch; `program` is a recorded run of the first.
+    """Outputs of two models compared, batch by batch; `program` is a recorded run of the first,
+    which is `causal` if `subprune.measure.causality.predicts_next` says so.
 
     What the outputs mean is read as `subprune.measure.answers.read` says: classes for each input,
     pixel or token, or numbers, for which agreement is nan. Infinite outputs (masked logits) must be
     the same in both; the change is that of the finite ones, and infinite where they do not match.
     Accuracy is there if every batch has one class number for each answer; -100 is not counted, and
-    padding, which `program` knows, counts nowhere.
+    padding, which `program` knows, counts nowhere. A causal model's answers are about the next
+    token, and it has a perplexity.
     """
-    tally = Tally(program)
+    tally = Tally(program, causal)
     for a, b, batch in zip(before, after, batches, strict=True):
         tally.add(a, b, batch)
     return tally.result()
@@ -62,29 +77,45 @@ def compare(
 class Tally:
     """Counts for a `Comparison`, batch by batch: several can be kept over the same outputs."""
 
-    def __init__(self, program: Program | None = None) -> None:
-        self.program = program
+    def __init__(self, program: Program | None = None, causal: bool = False) -> None:
+        self.program, self.causal = program, causal
         self.reading: Reading | None = None
         self.gap = self.energy = 0.0
         self.same = self.answers = self.inputs = 0
         self.batches = self.labelled = self.counted = 0
         self.right = [0, 0]
+        self.surprise = (Surprise(), Surprise())
+        self.cosines, self.vectors = 0.0, 0
 
     def add(self, before: Tensor, after: Tensor, batch: Batch) -> None:
         """Add the outputs of one batch."""
-        if self.reading is None:
-            self.reading = read(before, batch, self.program)
+        if self.reading is None:  # what a model does is stronger evidence than how it is built
+            words = Reading(before.ndim - 1, "token")
+            self.reading = words if self.causal else read(before, batch, self.program)
         self.inputs += batch.size
         self.batches += 1
+        labels, wanted = batch.labels, None
+        if self.causal:  # labels are about the token after
+            wanted, batch = (
+                next_tokens(batch, tuple(before.shape[:-1])),
+                replace(batch, labels=None),
+            )
         where = answered(before.shape, batch, self.reading, self.program)
+        if wanted is not None and labels is not None:
+            labels, own = wanted, (wanted != IGNORED).unsqueeze(-1)
+            where = own if where is None else where & own
         gap, energy = _energies(*(_counted(x, where) for x in (before, after)))
         self.gap, self.energy = self.gap + gap, self.energy + energy
+        if self.reading.vectors:
+            self._add_vectors(before, after, batch)
         if self.reading.dim is None:
             return
         one, other = self.reading.classes(before), self.reading.classes(after)
-        labels = batch.labels
         if labels is not None and not fitting(labels, before, self.reading.dim):
             labels = None
+        for surprise, logits in zip(self.surprise, (before, after), strict=True):
+            if wanted is not None:
+                surprise.add(logits, wanted)
         if where is not None:
             own = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
             own = own.expand(one.shape)
@@ -98,20 +129,48 @@ class Tally:
             self.right[0] += int((one == labels).sum())
             self.right[1] += int((other == labels).sum())
 
+    def _add_vectors(self, before: Tensor, after: Tensor, batch: Batch) -> None:
+        """Cosines of vectors [..., d]; padding is left out."""
+        cosines = vector_cosines(before, after)
+        found = tokens_of(batch, tuple(cosines.shape))
+        if found is not None:
+            cosines = cosines[attended(batch, *found).to(cosines.device)]
+        self.cosines += float(cosines.sum())
+        self.vectors += cosines.numel()
+
     def result(self) -> Comparison:
         """What all batches say together."""
         known = self.counted > 0 and self.labelled == self.batches
         accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
         kind = self.reading.kind if self.reading is not None else ""
         agreement = self.same / self.answers if self.answers else NAN
+        one, other = self.surprise
         return Comparison(
-            self.inputs, self.answers, kind, agreement, _ratio(self.gap, self.energy), accuracy
+            self.inputs,
+            self.answers,
+            kind,
+            agreement,
+            _ratio(self.gap, self.energy),
+            accuracy,
+            self.counted if known else 0,
+            perplexity=(one.perplexity, other.perplexity) if one.tokens else None,
+            tokens=one.tokens,
+            cosine=self.cosines / self.vectors if self.vectors else None,
         )
 
 
 def _counted(x: Tensor, where: Tensor | None) -> Tensor:
     """The entries at positions that count."""
     return x if where is None else x[where.expand(x.shape)]
+
+
+def vector_cosines(before: Tensor, after: Tensor) -> Tensor:
+    """Cosines of the angles between vectors [..., d]: [...] float64; two zero vectors are alike."""
+    a, b = before.double(), after.double()
+    lengths = a.norm(dim=-1) * b.norm(dim=-1)
+    both_zero = (a.norm(dim=-1) == 0) & (b.norm(dim=-1) == 0)
+    cosines = (a * b).sum(-1) / lengths.where(lengths > 0, 1.0)
+    return torch.where(both_zero, 1.0, cosines)
 
 
 def _energies(before: Tensor, after: Tensor) -> tuple[float, float]:

@@ -83,10 +83,12 @@ class Report:
     notes: tuple[str, ...] = ()
     accuracy: tuple[float, float] | None = None  # on labelled data, before and after
     accuracy_on: str = ""  # which data
+    verified: Comparison | None = None  # on the verification data
     latency: tuple[float, float] | None = None  # seconds per call, median, before and after
     # quartiles, before and after
     latency_spread: tuple[tuple[float, float], tuple[float, float]] | None = None
     latency_inputs: int = 0  # inputs in such a call
+    latency_tokens: int = 0  # and tokens, where inputs are tokens
     latency_calls: int = 0  # timed calls of each model
     latency_threads: int = 0  # threads that PyTorch could use
     # what `seconds` were spent on; they add up to it
@@ -114,6 +116,28 @@ class Report:
     def output_change(self) -> float:
         """‖pruned − dense‖² / ‖dense‖² of the outputs."""
         return self.compared.output_change
+
+    @property
+    def perplexity(self) -> tuple[float, float] | None:
+        """Of a causal language model, before and after: on the verification data if there are any,
+        else on the inputs of `compared`.
+        """
+        return (self.verified or self.compared).perplexity
+
+    @property
+    def cosine(self) -> float | None:
+        """Mean cosine between vectors before and after, on the same inputs; None for other
+        outputs.
+        """
+        return (self.verified or self.compared).cosine
+
+    @property
+    def tokens_per_second(self) -> tuple[float, float] | None:
+        """Whole sequences at once, without generating: before and after."""
+        if self.latency is None or not self.latency_tokens or not all(self.latency):
+            return None
+        before, after = self.latency
+        return self.latency_tokens / before, self.latency_tokens / after
 
     @property
     def compression(self) -> float:

@@ -17,6 +17,8 @@ from subprune.report.terminal import (
     milliseconds,
     percent,
     spent,
+    surprise,
+    throughput,
     timed,
     weight_growth,
 )
@@ -123,6 +125,13 @@ def _figures(r: Report) -> str:
     if r.accuracy is not None:
         a, b = r.accuracy
         shown.append((percent(b), f"accuracy on {r.accuracy_on}, {percent(a)} before"))
+    if r.tokens_per_second is not None:
+        shown.append((f"{r.tokens_per_second[1]:,.0f}", f"tokens per second: {throughput(r)}"))
+    if r.verified is not None and r.verified.perplexity is not None:
+        after = f"{r.verified.perplexity[1]:.4g}"
+        shown.append((after, f"perplexity on {r.accuracy_on}: {surprise(r.verified)}"))
+    if r.verified is not None and r.verified.cosine is not None:
+        shown.append((f"{r.verified.cosine:.4f}", f"mean cosine on {r.accuracy_on}"))
     shown += _compared(r)
     cells = "".join(
         f'<div class="figure"><b>{e(b)}</b><span>{e(text)}</span></div>' for b, text in shown
@@ -134,6 +143,11 @@ def _compared(r: Report) -> list[tuple[str, str]]:
     """How the outputs compare with those before: held-out inputs first, the fitted ones beside."""
     shown, fitted = r.compared, r.fitted
     figures: list[tuple[Callable[[Comparison], str], str]] = []
+    if shown.perplexity is not None:
+        before = f"perplexity, {shown.perplexity[0]:.4g} before, over {shown.tokens:,} tokens"
+        figures.append((lambda c: f"{(c.perplexity or (math.nan,) * 2)[1]:.4g}", before))
+    if shown.cosine is not None:
+        figures.append((lambda c: f"{c.cosine:.4f}", "mean cosine with the dense model"))
     if not math.isnan(shown.agreement):
         figures.append(
             (lambda c: percent(c.agreement, 1), f"of {shown.kind}s: same answer as before")

@@ -29,7 +29,10 @@ __all__ = [
     "report_table",
     "report_text",
     "spent",
+    "surprise",
+    "throughput",
     "timed",
+    "verified",
     "weight_growth",
 ]
 
@@ -141,6 +144,10 @@ def comparisons(report: Report) -> list[tuple[str, str, str]]:
     """How the outputs compare: a name, the figure, and the inputs it is about."""
     shown, fitted = report.compared, report.fitted
     figures: list[tuple[str, Callable[[Comparison], str]]] = []
+    if shown.perplexity is not None:
+        figures.append(("perplexity", surprise))
+    if shown.cosine is not None:
+        figures.append(("mean cosine with the dense model", lambda c: f"{c.cosine:.4f}"))
     if not math.isnan(shown.agreement):
         same = "agreement with the dense model"
         figures.append((same, lambda c: f"same answer for {percent(c.agreement)} of {c.kind}s"))
@@ -160,17 +167,45 @@ def comparisons(report: Report) -> list[tuple[str, str, str]]:
     ]
 
 
+def surprise(c: Comparison) -> str:
+    """Perplexity before and after, and over how many tokens."""
+    before, after = c.perplexity or (math.nan, math.nan)
+    ratio = f", {after / before:.3f}×" if before and math.isfinite(after / before) else ""
+    return f"{before:.4g} → {after:.4g}{ratio} over {c.tokens:,} tokens"
+
+
+def verified(report: Report) -> list[tuple[str, str]]:
+    """Figures on the verification data beside accuracy."""
+    found: list[tuple[str, str]] = []
+    if report.verified is not None and report.verified.perplexity is not None:
+        found.append(("perplexity", surprise(report.verified)))
+    if report.verified is not None and report.verified.cosine is not None:
+        found.append(("mean cosine", f"{report.verified.cosine:.4f}"))
+    return found
+
+
+def throughput(report: Report) -> str:
+    """Tokens per second before and after."""
+    before, after = report.tokens_per_second or (math.nan, math.nan)
+    return (
+        f"{before:,.0f} → {after:,.0f} (whole sequences, {report.latency_tokens:,} tokens a call)"
+    )
+
+
 def measured(report: Report) -> list[tuple[str, str]]:
     """Measured figures beyond sizes, in words."""
     lines = [(name, f"{value}, {where}") for name, value, where in comparisons(report)]
     if report.accuracy is not None:
         a, b = report.accuracy
         lines.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
+    lines += [(f"{name} on {report.accuracy_on}", value) for name, value in verified(report)]
     for course in courses(report.plan):
         where = f"error left, mean of {course.layers} {course.what}"
         lines.append((where, str(course)))
     if report.latency is not None:
         lines.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))
+    if report.tokens_per_second is not None:
+        lines.append(("tokens per second", throughput(report)))
     if report.parts:
         lines.append(("time", f"{report.seconds:.2f} s: {spent(report)}"))
     return lines

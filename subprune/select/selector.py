@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import marshal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -102,6 +102,17 @@ class View:
         """Weights of the consumers as [outputs, inputs, kernel positions]."""
         weights = [consumer_weight(c, self.current.tensors) for c in self.group.consumers]
         return [w.reshape(w.shape[0], w.shape[1], -1) for w in weights]
+
+    def blocks(self) -> Iterator[tuple[Statistics, Tensor]]:
+        """The statistics of every block of every layer that is refitted, with its present weights
+        [d, m].
+        """
+        weights = [
+            block.flatten(1).T
+            for consumer in self.group.reweightable
+            for block in consumer_weight(consumer, self.current.tensors).chunk(consumer.groups)
+        ]
+        return zip(self.statistics, weights, strict=True)
 
 
 def all_labels(calibration: Calibration, who: str = "this method") -> list[Tensor]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from subprune.select.backward import Backward
+from subprune.select.fluctuation import Fluctuation
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.sensitivity import Sampling
+from subprune.select.wanda import Wanda
 
 if TYPE_CHECKING:
     from subprune.select.selector import Selector
@@ -23,6 +25,8 @@ SelectorName = Literal[
     "sampling",
     "act-grad",
     "weight-norm",
+    "wanda",
+    "fluctuation",
     "random",
 ]
 """The names, for editors and type checkers."""
@@ -37,6 +41,8 @@ SELECTORS: dict[str, Selector] = {
         Sampling(),
         ActGrad(),
         WeightNorm(),
+        Wanda(),
+        Fluctuation(),
         Random(),
     )
 }
