@@ -30,7 +30,8 @@ from subprune.program.recurrent import recurrent_flops
 __all__ = ["as_inputs", "not_taken", "plain", "record", "record_given"]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
-_WHOLE = {name: getattr(torch.ops.aten, name).default for name in WHOLE}
+_PACKETS = {"grouped_mm": "_grouped_mm"}  # operations of another name than their function
+_WHOLE = {name: getattr(torch.ops.aten, _PACKETS.get(name, name)).default for name in WHOLE}
 _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
 
 
@@ -255,10 +256,24 @@ def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> 
     logging.getLogger(LOG).setLevel(logging.CRITICAL)
     torch.backends.mha.set_fastpath_enabled(False)
     for name, func in _WHOLE.items():
-        setattr(F, name, recorder.whole(func, getattr(F, name)))
+        original = getattr(F, name)
+        run = _grouped_shape(original) if name == "grouped_mm" else original
+        setattr(F, name, recorder.whole(func, run))
     for name, reason in opaque.items():
         module = model.get_submodule(name)
         module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
+
+
+def _grouped_shape(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, but for fake tensors, of which PyTorch takes those in bfloat16 only."""
+
+    def run(mat_a: Tensor, mat_b: Tensor, **options: Any) -> Tensor:
+        if not isinstance(mat_a, FakeTensor):
+            result: Tensor = original(mat_a, mat_b, **options)
+            return result
+        return mat_a.new_empty(mat_a.shape[0], mat_b.shape[-1])
+
+    return run
 
 
 def _settle_mutations(recorder: _Recorder) -> None:
