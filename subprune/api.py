@@ -14,8 +14,10 @@ from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
+from subprune.budget.ties import Ties
 from subprune.cutting.check import Check, blame, check_groups, few_inputs
-from subprune.cutting.model_config import sync_config
+from subprune.cutting.model_config import find_fields, sync_config
+from subprune.cutting.roles import Roles, find_roles
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
@@ -78,6 +80,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         calibration = demand.calibration
         done.notes[:0] = ready.notes
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
+        done.notes += _of_blocks(demand, {name: g.kept for name, g in done.groups.items()})
         watch.lap("check")
         tick.enter("measuring")
         return make_result(
@@ -143,14 +146,18 @@ def _ready(
     calibration = Calibration.of(model, inputs.batches, options.recipe.fit.parts)
     tick("trying the cuts")
     checked = _groups(calibration, options)
+    roles = _roles(calibration, checked, options)
+    checked = replace(checked, able=tuple(g for g in checked.able if g.name not in roles.whole))
     watch.lap("structure")
     others = (options.train_data, options.verify_data)
     if any(x is not None for x in others):
         tick("reading the other data")
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
-    demand = _demand(calibration, checked, options, pool, verify, tick)
-    return _Ready(demand, checked.notes, [*inputs.remarks, *_unfelt(demand)])
+    ties = Ties(roles.sets, roles.numbers)
+    demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
+    notes = [*checked.notes, *_left_whole(roles)]
+    return _Ready(demand, notes, [*inputs.remarks, *_unfelt(demand)])
 
 
 def _unfelt(demand: Demand) -> list[str]:
@@ -225,6 +232,8 @@ def _walk_and_cut(
             f"left whole: {name} cannot be cut to this width, {why}"
             for name, why in outcome.items()
         ]
+        mates = demand.ties.mates(outcome) & counts.keys()
+        outcome = {**dict.fromkeys(sorted(mates), "must be as wide as another"), **outcome}
         counts, demand, missed = _without(demand, counts, outcome)
         notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
@@ -272,9 +281,8 @@ def _walk(
 
 def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
     """What else the smaller model needs; remarks for the report."""
-    notes = sync_config(
-        small, calibration.structure, {name: g.kept for name, g in done.groups.items()}
-    )
+    structure, kept = calibration.structure, {name: g.kept for name, g in done.groups.items()}
+    notes = sync_config(small, structure, kept, find_fields(calibration.model, structure))
     if done.refitted:
         notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
     steps = [g.steps for g in done.groups.values() if g.steps]
@@ -293,13 +301,24 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     return list(notes)
 
 
+def _of_blocks(demand: Demand, kept: Mapping[str, Sequence[int]]) -> list[str]:
+    """For the report: what the blocks have become, where the goal is about them."""
+    if demand.goal.of != "blocks":
+        return []
+    cost = demand.cost
+    (p, f), (q, h) = ((cost.params_of(x, "blocks"), cost.flops_of(x, "blocks")) for x in ({}, kept))
+    words = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs are left"
+    return [f"of the blocks, without embeddings, positions and last layer, {words}"]
+
+
 def _groups(calibration: Calibration, options: Options) -> Check:
     """The groups to prune, in forward order, each of them tried out; budgets may name residual
     streams too.
     """
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
-    chosen = choose_groups(structure, calibration.model, only, ignore, budgets)
+    named = options.keep if isinstance(options.keep, Mapping) else budgets
+    chosen = choose_groups(structure, calibration.model, only, ignore, named)
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -323,6 +342,41 @@ def _groups(calibration: Calibration, options: Options) -> Check:
             )
         )
     return replace(checked, able=tuple(able))
+
+
+def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
+    """Which groups keep the same number of units, and which stay whole for the config's sake."""
+    if not options.uniform:
+        return Roles()
+    structure = calibration.structure
+    roles = find_roles(checked.able, find_fields(calibration.model, structure))
+    calibration.structure = replace(structure, refused={**structure.refused, **roles.whole})
+    if len(roles.whole) == len(checked.able):
+        reasons = joined([f"{name}: {why}" for name, why in list(roles.whole.items())[:3]])
+        words = (
+            "{uniform=} prunes only what the config of a {kind} can express, which is nothing "
+            "here: {reasons}; omit {uniform:name}, and keep the result with subprune.save"
+        )
+        kind = type(calibration.model).__name__
+        raise BudgetError(Message(words, uniform=True, kind=kind, reasons=reasons))
+    return roles
+
+
+def _left_whole(roles: Roles) -> list[str]:
+    """For the report: what stays for the config's sake, in one line for every reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in roles.whole.items():
+        by_reason.setdefault(why, []).append(name)
+    return [
+        Message(
+            "{uniform=}: {count} left whole, {why} ({names})",
+            uniform=True,
+            count=f"{len(names)} group{'s' if len(names) > 1 else ''}",
+            why=why,
+            names=", ".join([*names[:3], *(["…"] if len(names) > 3 else [])]),
+        )
+        for why, names in by_reason.items()
+    ]
 
 
 def _check_run(calibration: Calibration) -> None:

@@ -147,7 +147,7 @@ def make_result(
         _skipped(calibration, groups),
         (
             *done.notes,
-            *_remarks(plan, options, verify, accuracy),
+            *_remarks(plan, groups, options, verify, accuracy),
             *fit_remarks(plan, samples),
             *timing.notes,
         ),
@@ -198,15 +198,17 @@ def _compared(
 
 
 def _remarks(
-    plan: Plan, options: Options, verify: Calibration | None, accuracy: tuple[float, float] | None
+    plan: Plan,
+    groups: Sequence[Group],
+    options: Options,
+    verify: Calibration | None,
+    accuracy: tuple[float, float] | None,
 ) -> Iterator[str]:
     """What differs from what was asked for, or was measured on data that one would not expect."""
     if options.keep is not None:
-        units = {g.name: g.units for g in plan.groups}
-        if remark := missed(
-            options.keep, units, plan.counts, together=options.allocator.pools_units
-        ):
-            yield remark
+        together = options.allocator.pools_units
+        remark = missed(options.keep, groups, plan.counts, together)
+        yield from [remark] if remark else []
     if verify is None and options.allocator.needs_verification:
         yield Message(
             "budgets by equal accuracy were measured on the calibration data, which flatters; give "

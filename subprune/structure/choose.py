@@ -62,10 +62,10 @@ def choose_groups(
 
 
 def _in_budgets(group: Group, budgets: Collection[str]) -> bool:
-    if group.name not in budgets:
+    if group.name not in budgets and not (group.kind == "stream" and "stream" in budgets):
         return False
     if group.barrier:
-        why = "{budgets=} names {group!r}, which cannot be pruned: {barrier}"
+        why = "the goal names {group!r}, which cannot be pruned: {barrier}"
         raise BudgetError(Message(why, group=group.name, barrier=group.barrier))
     return True
 
