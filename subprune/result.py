@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
+from subprune.io.pretrained import save_pretrained
 from subprune.measure import measurements as measure
 from subprune.measure.compare import Comparison, Tally, compare
 from subprune.messages import Message
@@ -51,6 +53,15 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model, a card and the report to a folder, all or nothing; a folder that is
+        another's is left alone.
+
+        ``from_pretrained`` of transformers loads it, without this library, wherever the model's
+        config can say what its layers have become; with ``uniform=True`` it can.
+        """
+        return save_pretrained(self, folder)
 
     def with_guarantees(self, found: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
