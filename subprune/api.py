@@ -16,7 +16,7 @@ from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
 from subprune.budget.ties import Ties
 from subprune.cutting.check import Check, blame, check_groups, few_inputs
-from subprune.cutting.model_config import find_fields, sync_config
+from subprune.cutting.model_config import find_fields, sync_config, unloadable
 from subprune.cutting.roles import Roles, find_roles
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
@@ -80,6 +80,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         calibration = demand.calibration
         done.notes[:0] = ready.notes
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
+        done.notes += _loaded(small) if options.uniform else []
         done.notes += _of_blocks(demand, {name: g.kept for name, g in done.groups.items()})
         watch.lap("check")
         tick.enter("measuring")
@@ -299,6 +300,14 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
             "layers, one after another",
         ]
     return list(notes)
+
+
+def _loaded(small: nn.Module) -> list[str]:
+    """For the report: that what was promised of a config does not hold, where it does not."""
+    config = getattr(small, "config", None)
+    why = unloadable(small) if hasattr(config, "to_dict") else ""
+    words = "from_pretrained cannot load the result: {why}; keep it with subprune.save"
+    return [Message(words, why=why)] if why else []
 
 
 def _of_blocks(demand: Demand, kept: Mapping[str, Sequence[int]]) -> list[str]:

@@ -64,9 +64,9 @@ class Family:
     widths: bool = True  # … and narrower hidden layers
     generates: bool = True
 
-    def build(self, transformers: Any) -> nn.Module:
+    def build(self, transformers: Any, **more: Any) -> nn.Module:
         torch.manual_seed(0)
-        config = getattr(transformers, self.config)(**self.options)
+        config = getattr(transformers, self.config)(**self.options, **more)
         model: nn.Module = getattr(transformers, self.model)(config)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
@@ -167,6 +167,14 @@ FAMILIES: dict[str, Family] = {
         "WhisperForConditionalGeneration",
         {**SEQUENCES, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16},
         _audio,
+        generates=False,
+    ),
+    "sam": Family(
+        "SamVisionConfig",
+        "SamVisionModel",
+        {**IMAGE, "output_channels": 8, "mlp_dim": 20, "window_size": 3, "num_pos_feats": 4}
+        | {"global_attn_indexes": [1]},
+        images,
         generates=False,
     ),
     "mamba": Family(

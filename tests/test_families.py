@@ -42,10 +42,15 @@ def some(example: dict[str, Any], count: int = 2) -> dict[str, Any]:
     return {name: x[:count] if isinstance(x, Tensor) else x for name, x in example.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_cut_equals_mask_and_costs_are_exact(name: str) -> None:
+ONE_WAY = ("bloom", "gemma2", "mamba")  # with one implementation of attention, or none
+CASES = [(n, impl) for n in NAMES for impl in (("",) if n in ONE_WAY else ("eager", "sdpa"))]
+
+
+@pytest.mark.parametrize(("name", "impl"), CASES)
+def test_cut_equals_mask_and_costs_are_exact(name: str, impl: str) -> None:
     family = FAMILIES[name]
-    model, example = family.build(transformers), some(family.example())
+    more = {"attn_implementation": impl} if impl else {}
+    model, example = family.build(transformers, **more), some(family.example())
     structure = find_groups(model, example)
     batch = batches(example, model, None)[0]
     able = check_groups(model, structure, structure.inner(), batch).able
@@ -172,6 +177,51 @@ def test_numbers_that_differ_are_kept_by_this_library(tmp_path: Path) -> None:
     assert not (folder / "config.json").exists()
     again = subprune.load(model, folder / "subprune.safetensors")
     assert torch.equal(again(**example).logits, result.model(**example).logits)
+
+
+class LayeredConfig(transformers.PretrainedConfig):  # type: ignore[misc,name-defined]
+    model_type = "layered"
+
+    def __init__(self, **options: Any) -> None:
+        self.hidden_size, self.intermediate_size, self.num_hidden_layers = 8, 16, 2
+        super().__init__(**options)
+
+
+class Layered(transformers.PreTrainedModel):  # type: ignore[misc,name-defined]
+    """Built layer by layer from ``config.per_layer_config``."""
+
+    config_class = LayeredConfig
+
+    def __init__(self, config: LayeredConfig) -> None:
+        super().__init__(config)
+        widths = [c.intermediate_size for c in config.per_layer_config]
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(8, w), nn.ReLU(), nn.Linear(w, 8)) for w in widths]
+        )
+        self.post_init()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers.PretrainedConfig, "per_layer_config"),
+    reason="this version of transformers has no per_layer_config",
+)
+def test_numbers_that_differ_are_written_where_models_are_built_layer_by_layer(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(80, 8)
+    model = Layered(LayeredConfig()).eval()
+    result = subprune.prune(model, x, budgets={"layers.0.0": 10, "layers.1.0": 5})
+    assert not any("config" in note for note in result.report.notes)
+    result.save_pretrained(tmp_path / "layered")
+    again = Layered.from_pretrained(tmp_path / "layered").eval()
+    assert torch.equal(again(x), result.model(x))
+    assert model.config.intermediate_size == 16
 
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
