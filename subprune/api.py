@@ -12,6 +12,7 @@ from torch import nn
 
 from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
+from subprune.budget.explicit import meant
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
 from subprune.budget.ties import Ties
@@ -368,6 +369,13 @@ def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
         )
         kind = type(calibration.model).__name__
         raise BudgetError(Message(words, uniform=True, kind=kind, reasons=reasons))
+    named = options.keep if isinstance(options.keep, Mapping) else options.budgets or {}
+    for key in named:
+        asked = meant(key, checked.able)
+        if asked and key != "*" and roles.whole.keys() >= set(asked):
+            why = roles.whole[asked[0]]
+            words = "the goal names {key!r}, which stays whole with {uniform=}: {why}"
+            raise BudgetError(Message(words, key=key, uniform=True, why=why))
     return roles
 
 

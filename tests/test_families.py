@@ -142,6 +142,13 @@ def test_heads_that_the_config_cannot_express_stay_and_are_noted() -> None:
     assert not unloadable(result.model)
 
 
+def test_groups_that_stay_whole_for_the_config_may_not_be_asked_for() -> None:
+    family = FAMILIES["bert"]
+    for goal in ({"keep": {"head": 0.5}}, {"budgets": {"bert.encoder.layer.0.attention.self": 2}}):
+        with pytest.raises(BudgetError, match=r"uniform=True.*config cannot express fewer heads"):
+            subprune.prune(family.build(transformers), family.example(), **goal, uniform=True)
+
+
 def test_a_part_of_what_one_number_speaks_of_is_refused() -> None:
     family = FAMILIES["llama"]
     with pytest.raises(BudgetError, match="one number for it and for"):
@@ -233,9 +240,17 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
         result.save_pretrained(tmp_path / "other")
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
     own = result.save_pretrained(tmp_path / "own")
-    (own / "old").write_text("")
-    result.save_pretrained(own)
-    assert not (own / "old").exists()
+    first = {p.name for p in own.iterdir()}
+    assert {"README.md", "report.json", "config.json", "model.safetensors"} <= first
+    (own / "tokenizer.json").write_text("theirs")
+    # the next one is a file for subprune.load: nothing of the first stays, what others put there does
+    uneven = subprune.prune(
+        family.build(transformers), family.example(), budgets={"model.layers.0.mlp": 5}
+    )
+    uneven.save_pretrained(own)
+    second = {p.name for p in own.iterdir()}
+    assert second == {"README.md", "report.json", "subprune.safetensors", "tokenizer.json"}
+    assert (own / "tokenizer.json").read_text() == "theirs"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "own"]
 
 

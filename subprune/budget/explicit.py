@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from subprune.budget.goal import Counts, Rounding, Shares
     from subprune.structure.groups import Group
 
-__all__ = ["check_fraction", "explicit", "fraction", "fractions", "missed", "share_of", "shares"]
+__all__ = [
+    "check_fraction",
+    "explicit",
+    "fraction",
+    "fractions",
+    "meant",
+    "missed",
+    "share_of",
+    "shares",
+]
 
 
 def explicit(
@@ -78,6 +87,11 @@ def shares(groups: Sequence[Group], keep: Shares) -> dict[str, float]:
         best = max(fitting, key=lambda key: fitting[key])
         result[name] = asked[best] if fitting[best][0] else 1.0
     return result
+
+
+def meant(key: str, groups: Sequence[Group]) -> list[str]:
+    """The groups that a key of `keep` speaks of."""
+    return [g.name for g in groups if _fitness(key, g)[0]]
 
 
 def _fitness(key: str, group: Group) -> tuple[int, int]:

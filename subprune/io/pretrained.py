@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from subprune.cutting.model_config import unloadable
 from subprune.files import write_folder
 from subprune.io.storage import save
 from subprune.program.borrow import given_back
-from subprune.report.card import MARK, card
+from subprune.report.card import card, files_of
 
 if TYPE_CHECKING:
     from subprune.io.pruned import Pruned
@@ -25,8 +26,9 @@ def save_pretrained(result: Pruned, folder: str | Path) -> Path:
 
     Where the config can say what the layers have become, the folder holds what the model's own
     ``save_pretrained`` writes, and ``from_pretrained`` loads it without this library. Else it holds
-    what `subprune.save` writes, and the card says how to load that and why. A folder that was
-    written so before is replaced; any other is left alone.
+    what `subprune.save` writes, and the card says how to load that and why. In a folder that was
+    written so before, those files are replaced, and others, such as a tokeniser's, stay; a folder
+    of another origin is left alone.
     """
     model: Any = result.model
     folder = Path(folder)
@@ -37,15 +39,30 @@ def save_pretrained(result: Pruned, folder: str | Path) -> Path:
             save(result, place / _WEIGHTS)
         else:
             model.save_pretrained(place)
-        (place / "README.md").write_text(card(result.report, _loading(model, why)))
         (place / "report.json").write_text(result.report.to_json())
+        written = ["README.md", *(path.name for path in place.iterdir())]
+        (place / "README.md").write_text(card(result.report, _loading(model, why), written))
+        _keep_others(folder, place)
 
-    return write_folder(folder, fill, _is_own)
+    return write_folder(folder, fill, lambda old: _files(old) is not None)
 
 
-def _is_own(folder: Path) -> bool:
+def _files(folder: Path) -> list[str] | None:
+    """What was written to the folder before; None if nothing was."""
     readme = folder / "README.md"
-    return readme.is_file() and MARK in readme.read_text(errors="replace")
+    return files_of(readme.read_text(errors="replace")) if readme.is_file() else None
+
+
+def _keep_others(old: Path, new: Path) -> None:
+    """Copy what somebody has put beside our files."""
+    ours = {*(_files(old) or ()), *(path.name for path in new.iterdir())}
+    for path in old.iterdir() if old.is_dir() else ():
+        if path.name in ours:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, new / path.name)
+        else:
+            shutil.copy2(path, new / path.name)
 
 
 def _loading(model: Any, why: str) -> str:

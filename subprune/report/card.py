@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subprune.report.figures import Report
 
-__all__ = ["MARK", "card"]
+__all__ = ["card", "files_of"]
 
-MARK = "<!-- written by subprune -->"
-"""By this line a folder is known as one that may be written again."""
+# By this line a folder is known as one that may be written again.
+_MARK = "<!-- written by subprune: {files} -->"
 
 
-def card(report: Report, loading: str) -> str:
-    """The README.md of a folder with a pruned model; `loading` is Python that loads it."""
+def files_of(text: str) -> list[str] | None:
+    """The names of the files that were written with a card; None if it is not one of ours."""
+    found = re.search(_MARK.format(files="(.*)"), text)
+    return None if found is None else found[1].split(", ")
+
+
+def card(report: Report, loading: str, files: Sequence[str]) -> str:
+    """The README.md of a folder with a pruned model; `loading` is Python that loads it, `files` are
+    those written with it.
+    """
     before, after = report.parameters
     name = report.model or "model"
     lines = [
@@ -23,7 +33,7 @@ def card(report: Report, loading: str) -> str:
         "- pruned",
         "- subprune",
         "---",
-        MARK,
+        _MARK.format(files=", ".join(sorted(files))),
         f"# {name}, pruned",
         "",
         f"{report.summary()}.",
