@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,13 @@ from torch import nn
 
 from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
-from subprune.budget.explicit import meant
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
 from subprune.budget.ties import Ties
+from subprune.budget.tying import left_whole, tie
 from subprune.cutting.check import Check, blame, check_groups, few_inputs
-from subprune.cutting.model_config import find_fields, sync_config, unloadable
-from subprune.cutting.roles import Roles, find_roles
+from subprune.cutting.model_config import check_promise, find_fields, sync_config
+from subprune.cutting.roles import Roles
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
@@ -80,9 +80,8 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
         calibration = demand.calibration
         done.notes[:0] = ready.notes
-        done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
-        done.notes += _loaded(small) if options.uniform else []
-        done.notes += _of_blocks(demand, {name: g.kept for name, g in done.groups.items()})
+        done.notes += [*ready.remarks, *_finish(small, calibration, done, options)]
+        done.notes += demand.remarks({name: g.kept for name, g in done.groups.items()})
         watch.lap("check")
         tick.enter("measuring")
         return make_result(
@@ -158,7 +157,7 @@ def _ready(
     watch.lap("reading data")
     ties = Ties(roles.sets, roles.numbers)
     demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
-    notes = [*checked.notes, *_left_whole(roles)]
+    notes = [*checked.notes, *left_whole(roles)]
     return _Ready(demand, notes, [*inputs.remarks, *_unfelt(demand)])
 
 
@@ -281,10 +280,13 @@ def _walk(
     return done, list(chosen)
 
 
-def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
+def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Options) -> list[str]:
     """What else the smaller model needs; remarks for the report."""
-    structure, kept = calibration.structure, {name: g.kept for name, g in done.groups.items()}
+    structure, batchnorm = calibration.structure, options.batchnorm
+    kept = {name: g.kept for name, g in done.groups.items()}
     notes = sync_config(small, structure, kept, find_fields(calibration.model, structure))
+    if options.uniform:
+        notes += check_promise(small)
     if done.refitted:
         notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
     steps = [g.steps for g in done.groups.values() if g.steps]
@@ -303,32 +305,13 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: s
     return list(notes)
 
 
-def _loaded(small: nn.Module) -> list[str]:
-    """For the report: that what was promised of a config does not hold, where it does not."""
-    config = getattr(small, "config", None)
-    why = unloadable(small) if hasattr(config, "to_dict") else ""
-    words = "from_pretrained cannot load the result: {why}; keep it with subprune.save"
-    return [Message(words, why=why)] if why else []
-
-
-def _of_blocks(demand: Demand, kept: Mapping[str, Sequence[int]]) -> list[str]:
-    """For the report: what the blocks have become, where the goal is about them."""
-    if demand.goal.of != "blocks":
-        return []
-    cost = demand.cost
-    (p, f), (q, h) = ((cost.params_of(x, "blocks"), cost.flops_of(x, "blocks")) for x in ({}, kept))
-    words = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs are left"
-    return [f"of the blocks, without embeddings, positions and last layer, {words}"]
-
-
 def _groups(calibration: Calibration, options: Options) -> Check:
     """The groups to prune, in forward order, each of them tried out; budgets may name residual
     streams too.
     """
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
-    named = options.keep if isinstance(options.keep, Mapping) else budgets
-    chosen = choose_groups(structure, calibration.model, only, ignore, named)
+    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options))
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -359,41 +342,14 @@ def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
     if not options.uniform:
         return Roles()
     structure = calibration.structure
-    roles = find_roles(checked.able, find_fields(calibration.model, structure))
+    roles = tie(calibration.model, structure, checked.able, _named(options))
     calibration.structure = replace(structure, refused={**structure.refused, **roles.whole})
-    if len(roles.whole) == len(checked.able):
-        reasons = joined([f"{name}: {why}" for name, why in list(roles.whole.items())[:3]])
-        words = (
-            "{uniform=} prunes only what the config of a {kind} can express, which is nothing "
-            "here: {reasons}; omit {uniform:name}, and keep the result with subprune.save"
-        )
-        kind = type(calibration.model).__name__
-        raise BudgetError(Message(words, uniform=True, kind=kind, reasons=reasons))
-    named = options.keep if isinstance(options.keep, Mapping) else options.budgets or {}
-    for key in named:
-        asked = meant(key, checked.able)
-        if asked and key != "*" and roles.whole.keys() >= set(asked):
-            why = roles.whole[asked[0]]
-            words = "the goal names {key!r}, which stays whole with {uniform=}: {why}"
-            raise BudgetError(Message(words, key=key, uniform=True, why=why))
     return roles
 
 
-def _left_whole(roles: Roles) -> list[str]:
-    """For the report: what stays for the config's sake, in one line for every reason."""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in roles.whole.items():
-        by_reason.setdefault(why, []).append(name)
-    return [
-        Message(
-            "{uniform=}: {count} left whole, {why} ({names})",
-            uniform=True,
-            count=f"{len(names)} group{'s' if len(names) > 1 else ''}",
-            why=why,
-            names=", ".join([*names[:3], *(["…"] if len(names) > 3 else [])]),
-        )
-        for why, names in by_reason.items()
-    ]
+def _named(options: Options) -> Collection[str]:
+    """What the goal speaks of by name."""
+    return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
 
 
 def _check_run(calibration: Calibration) -> None:

@@ -271,6 +271,24 @@ def test_generation_with_a_cache_equals_generation_without(name: str) -> None:
     assert torch.equal(slow, fast)
 
 
+@pytest.mark.parametrize("impl", ["eager", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_experts_stay_whole_and_the_rest_is_pruned(name: str, impl: str) -> None:
+    family = FAMILIES[name]
+    model = family.build(transformers, experts_implementation=impl)
+    result = subprune.prune(model, family.example(), keep=0.5, time_calls=False)
+    cut = {g.name for g in result.plan.groups if len(g.kept) < g.units}
+    assert not any("experts" in n for n in cut)
+    assert {f"model.layers.{i}.self_attn" for i in range(2)} <= cut
+    shared = {n for n in cut if "shared_expert" in n}
+    assert len(shared) == (2 if name == "qwen2-moe" else 0)
+    experts = [why for n, why in result.report.refused.items() if n.endswith("experts")]
+    reason = {"eager": "depends on the values", "grouped_mm": "multiplied all at once"}.get(impl)
+    if reason is not None:
+        assert len(experts) == 2
+        assert all(reason in why for why in experts)
+
+
 def test_a_model_with_shared_keys_can_be_pruned_twice() -> None:
     family = FAMILIES["llama"]
     example = family.example()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -144,6 +144,15 @@ class Demand:
         """How many steps of progress it takes: one look at every group, where any is needed."""
         timed = 0 if self.goal.latency is None else LATENCY_STEPS
         return (len(self.groups) if self.looks else 0) + timed
+
+    def remarks(self, kept: Mapping[str, Sequence[int]]) -> list[str]:
+        """For the report: what the blocks have become, where the goal is about them."""
+        if self.goal.of != "blocks":
+            return []
+        p, q = (self.cost.params_of(x, "blocks") for x in ({}, kept))
+        f, h = (self.cost.flops_of(x, "blocks") for x in ({}, kept))
+        left = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs"
+        return [f"of the blocks, without embeddings, positions and last layer, {left} are left"]
 
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""

@@ -18,7 +18,7 @@ from subprune.cutting.skeleton import Blueprint, Shapes, shapes_of
 if TYPE_CHECKING:
     from subprune.structure.groups import Group, Structure
 
-__all__ = ["Field", "Fields", "find_fields", "sync_config", "unloadable"]
+__all__ = ["Field", "Fields", "check_promise", "find_fields", "sync_config", "unloadable"]
 
 # Numbers of heads: those of queries, and those of keys and values, shrink by the same share.
 _HEADS = (
@@ -233,6 +233,12 @@ def unloadable(model: nn.Module) -> str:
     if name is None:
         return ""
     return f"its config cannot say that {name} has the shape {own[name]}"
+
+
+def check_promise(model: nn.Module) -> list[str]:
+    """In words, that a config does not say what it was to say; nothing for models without one."""
+    why = unloadable(model) if Blueprint.of(model) is not None else ""
+    return [f"from_pretrained cannot load the result: {why}; use subprune.save"] if why else []
 
 
 def _write(model: nn.Module, section: str, values: Mapping[str, int]) -> None:
