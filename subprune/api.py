@@ -311,7 +311,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     """
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
-    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options))
+    goal = "budgets" if options.keep is None else "keep"
+    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options), goal)
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple

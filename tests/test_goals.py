@@ -178,12 +178,10 @@ def test_streams_are_pruned_only_if_the_kind_is_named(model: Stack, ids: Tensor)
 
 @pytest.mark.parametrize("rule", sorted(ALLOCATORS))
 def test_layers_that_repeat_keep_as_many_units(model: Stack, ids: Tensor, rule: str) -> None:
-    if rule in ("equal-accuracy",):
-        pytest.skip("needs labels")
     method = "weight-norm" if rule == "score" else "auto"
-    result = subprune.prune(
-        model, ids, params="70%", of="blocks", uniform=True, allocate=rule, method=method
-    )
+    labelled = (ids, ids % 30)
+    how: dict[str, Any] = {"allocate": rule, "method": method}
+    result = subprune.prune(model, labelled, params="70%", of="blocks", uniform=True, **how)
     counts = result.plan.counts
     assert len({counts[name] for name in UPS}) == 1
     cost = CostModel(model, find_groups(model, ids[:2]))
