@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,11 @@ from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
+from subprune.budget.ties import Ties
+from subprune.budget.tying import left_whole, tie
 from subprune.cutting.check import Check, blame, check_groups, few_inputs
-from subprune.cutting.model_config import sync_config
+from subprune.cutting.model_config import check_promise, find_fields, sync_config
+from subprune.cutting.roles import Roles
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
@@ -78,7 +81,8 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
         calibration = demand.calibration
         done.notes[:0] = ready.notes
-        done.notes += [*ready.remarks, *_finish(small, calibration, done, options.batchnorm)]
+        done.notes += [*ready.remarks, *_finish(small, calibration, done, options)]
+        done.notes += demand.remarks({name: g.kept for name, g in done.groups.items()})
         watch.lap("check")
         tick.enter("measuring")
         return make_result(
@@ -145,15 +149,18 @@ def _ready(
     calibration = Calibration.of(model, inputs.batches, parts, options.augment or (), options.seed)
     tick("trying the cuts")
     checked = _groups(calibration, options)
+    roles = _roles(calibration, checked, options)
+    checked = replace(checked, able=tuple(g for g in checked.able if g.name not in roles.whole))
     watch.lap("structure")
     others = (options.train_data, options.verify_data)
     if any(x is not None for x in others):
         tick("reading the other data")
     pool, verify = (_more(calibration, x, options.forward) for x in others)
     watch.lap("reading data")
-    demand = _demand(calibration, checked, options, pool, verify, tick)
+    ties = Ties(roles.sets, roles.numbers)
+    demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
     remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
-    return _Ready(demand, checked.notes, remarks)
+    return _Ready(demand, [*checked.notes, *left_whole(roles)], remarks)
 
 
 def _unfelt(demand: Demand) -> list[str]:
@@ -228,6 +235,8 @@ def _walk_and_cut(
             f"left whole: {name} cannot be cut to this width, {why}"
             for name, why in outcome.items()
         ]
+        mates = demand.ties.mates(outcome) & counts.keys()
+        outcome = {**dict.fromkeys(sorted(mates), "must be as wide as another"), **outcome}
         counts, demand, missed = _without(demand, counts, outcome)
         notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
@@ -273,11 +282,13 @@ def _walk(
     return done, list(chosen)
 
 
-def _finish(small: nn.Module, calibration: Calibration, done: Walk, batchnorm: str) -> list[str]:
+def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Options) -> list[str]:
     """What else the smaller model needs; remarks for the report."""
-    notes = sync_config(
-        small, calibration.structure, {name: g.kept for name, g in done.groups.items()}
-    )
+    structure, batchnorm = calibration.structure, options.batchnorm
+    kept = {name: g.kept for name, g in done.groups.items()}
+    notes = sync_config(small, structure, kept, find_fields(calibration.model, structure))
+    if options.uniform:
+        notes += check_promise(small)
     if done.refitted:
         notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
     steps = [g.steps for g in done.groups.values() if g.steps]
@@ -305,7 +316,8 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     """
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
-    chosen = choose_groups(structure, calibration.model, only, ignore, budgets)
+    goal = "budgets" if options.keep is None else "keep"
+    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options), goal)
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -329,6 +341,21 @@ def _groups(calibration: Calibration, options: Options) -> Check:
             )
         )
     return replace(checked, able=tuple(able))
+
+
+def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
+    """Which groups keep the same number of units, and which stay whole for the config's sake."""
+    if not options.uniform:
+        return Roles()
+    structure = calibration.structure
+    roles = tie(calibration.model, structure, checked.able, _named(options))
+    calibration.structure = replace(structure, refused={**structure.refused, **roles.whole})
+    return roles
+
+
+def _named(options: Options) -> Collection[str]:
+    """What the goal speaks of by name."""
+    return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
 
 
 def _check_run(calibration: Calibration) -> None:

@@ -15,7 +15,8 @@ from torch import nn
 
 from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
 from subprune.budget.demand import Allocator
-from subprune.budget.goal import Goal, amount
+from subprune.budget.explicit import share_of
+from subprune.budget.goal import Goal, Part, Shares, amount
 from subprune.data.tokens import token_limit
 from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError, closest
@@ -41,6 +42,7 @@ GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budget
 """What is asked for; a call gives exactly one of them."""
 
 _GOAL = "Goal (exactly one)"
+_MEASURE = "What the goal is measured on"
 _HOW = "How units are chosen and weights fitted"
 _WHERE = "Which groups"
 _DATA = "Data"
@@ -84,6 +86,25 @@ def _count(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text  # refused, with an explanation, if it does not speak of tokens
+
+
+def _keep(texts: list[str]) -> Shares | None:
+    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return _share(texts[0])
+    shares: dict[str, str | float] = {}
+    for text in texts:
+        name, equals, share = text.rpartition("=")
+        if not equals or not name:
+            why = "{keep:name} {got!r} must be one fraction, or NAME=FRACTION, e.g. head=0.75"
+            raise OptionError(Message(why, got=text))
+        shares[name] = _amount(share)
+    return shares
+
+
+def _share(text: str) -> float:
+    """``0.5`` or ``50%``; anything else is refused."""
+    return share_of(_amount(text))
 
 
 def _class_names(items: Iterable[Any]) -> list[str]:
@@ -142,7 +163,16 @@ class Options:
         metavar="AMOUNT",
         parse=_amount,
     )
-    keep: float | None = option(None, "fraction of the units of every group", panel=_GOAL)
+    keep: Shares | None = option(
+        None,
+        "fraction of the units of every group; or of some, by kind (head, neuron, channel), name or "
+        "wildcard, of which the most specific counts, and what is not named stays whole",
+        panel=_GOAL,
+        metavar="SHARE or NAME=SHARE",
+        several=True,
+        parse=_keep,
+        show=lambda keep: dict(keep) if isinstance(keep, Mapping) else keep,
+    )
     budgets: Mapping[str, int] | None = option(
         None,
         "units to keep, by group; groups that are not named stay whole",
@@ -151,6 +181,22 @@ class Options:
         several=True,
         parse=_budgets,
         show=dict,
+    )
+    of: Part = option(
+        "model",
+        Message(
+            "what {compression:name}, {speedup:name}, {params:name} and {flops:name} are measured "
+            "on: all of the model, or its blocks, which are everything but tables of embeddings "
+            "and positions and the layers that make the output"
+        ),
+        panel=_MEASURE,
+    )
+    uniform: bool = option(
+        False,
+        "layers that repeat keep the same number of units, so that one number in a config can say "
+        "it; of a transformers model only what its config can express is pruned, and the result "
+        "loads with from_pretrained",
+        panel=_WHERE,
     )
     # ---- how ----------------------------------------------------------------------------------
     method: str = option(
@@ -372,7 +418,7 @@ class Options:
     @property
     def goal(self) -> Goal:
         """What is asked for."""
-        return Goal(**{name: getattr(self, name) for name in GOALS})
+        return Goal(**{name: getattr(self, name) for name in GOALS}, of=self.of)
 
     @property
     def unbounded(self) -> str:
@@ -478,10 +524,20 @@ def _check_goal(options: Options) -> None:
     for name in ("params", "flops", "latency"):
         if getattr(options, name) is not None:
             amount(name, getattr(options, name), 1)
+    if isinstance(options.keep, Mapping):
+        _check_shares(options.keep)
     if options.budgets is not None and not isinstance(options.budgets, Mapping):
         kind = type(options.budgets).__name__
         why = "{budgets:name} must be a dict such as {example}, got {got}"
         raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
+
+
+def _check_shares(keep: Mapping[str, Any]) -> None:
+    if not keep or not all(isinstance(name, str) for name in keep):
+        why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
+        raise BudgetError(Message(why, example={"head": 0.75, "neuron": 0.5}, got=dict(keep)))
+    for share in keep.values():
+        share_of(share)
 
 
 def _check_drift(options: Options) -> None:
@@ -542,8 +598,17 @@ def _check_contradictions(options: Options) -> None:
                 allocate=options.allocator.name,
             )
         )
+    if options.of != "model" and not options.goal.measured:
+        given = next(name for name in GOALS if getattr(options, name) is not None)
+        words = (
+            f"{{of=}} has no effect with {{{given}:name}}, which says nothing about the model's "
+            "size; omit it, or ask for {params:name}, {compression:name}, {flops:name} or "
+            "{speedup:name}"
+        )
+        raise OptionError(Message(words, of=options.of))
     shared = options.allocate is not None and bool(options.allocator.looks_at)
-    if options.keep is not None and shared and not options.allocator.pools_units:
+    pooled = options.allocator.pools_units and not isinstance(options.keep, Mapping)
+    if options.keep is not None and shared and not pooled:
         raise OptionError(
             Message(
                 "{keep=} keeps the same fraction of every group, so {allocate=} has no effect; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
 from subprune.data.batches import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
+from subprune.io.pretrained import save_pretrained
 from subprune.measure import measurements as measure
 from subprune.measure.causality import predicts_next
 from subprune.measure.compare import Comparison, Tally, compare
@@ -53,6 +55,15 @@ class Result:
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the model, a card and the report to a folder, all or nothing; a folder that is
+        another's is left alone.
+
+        ``from_pretrained`` of transformers loads it, without this library, wherever the model's
+        config can say what its layers have become; with ``uniform=True`` it can.
+        """
+        return save_pretrained(self, folder)
 
     def with_guarantees(self, found: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
@@ -152,7 +163,7 @@ def make_result(
         _skipped(calibration, groups),
         (
             *done.notes,
-            *_remarks(plan, options, verified),
+            *_remarks(plan, groups, options, verified),
             *fit_remarks(plan, samples),
             *timing.notes,
         ),
@@ -203,14 +214,14 @@ def _compared(
     return fitted.result(), held_out.result() if done.versions else None
 
 
-def _remarks(plan: Plan, options: Options, verified: Comparison | None) -> Iterator[str]:
+def _remarks(
+    plan: Plan, groups: Sequence[Group], options: Options, verified: Comparison | None
+) -> Iterator[str]:
     """What differs from what was asked for, or was measured on data that one would not expect."""
     if options.keep is not None:
-        units = {g.name: g.units for g in plan.groups}
-        if remark := missed(
-            options.keep, units, plan.counts, together=options.allocator.pools_units
-        ):
-            yield remark
+        together = options.allocator.pools_units
+        remark = missed(options.keep, groups, plan.counts, together)
+        yield from [remark] if remark else []
     if verified is None and options.allocator.needs_verification:
         yield Message(
             "budgets by equal accuracy were measured on the calibration data, which flatters; give "

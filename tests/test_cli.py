@@ -353,7 +353,7 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "a method": (("prune", *LENET, "--keep", 0.5, "--method", "asym"), "asym-in-change"),
     "a rule": (("prune", *LENET, "--compression", 2, "--allocate", "eror"), "'error'"),
     "an option": (("prune", *LENET, "--kep", 0.5), "--keep"),
-    "a number": (("prune", *LENET, "--keep", "half"), "valid"),
+    "a number": (("prune", *LENET, "--keep", "half"), "a fraction above 0"),
     "samples": (("prune", *LENET, "--keep", 0.5, "--n-samples", 0), "at least 1"),
     "mean": (
         ("prune", "--model", "lenet-mnist", "--data", ".", "--mean", "a", "--keep", 0.5),

@@ -45,6 +45,8 @@ OTHER: dict[str, Any] = {
     "latency": "60%",
     "keep": 0.25,
     "budgets": {"layer1.0.conv1": 3, "fc": 7},
+    "of": "blocks",
+    "uniform": True,
     "method": "layer-in-change",
     "target": "layer",
     "selector": "random",
@@ -99,6 +101,17 @@ def test_keyword_flag_and_key_agree(name: str) -> None:
     assert {k: str(v) if isinstance(v, Path) else v for k, v in given.items()} == {name: value}
     assert tomllib.loads(KEYS.given(name, value)) == {name: value}
     assert eval(f"dict({KEYWORDS.given(name, value)})") == {name: value}
+
+
+def test_shares_by_name_are_said_in_every_spelling() -> None:
+    keep = {"head": 0.75, "layer1.*": "50%"}
+    given = read(parsed(shlex.split(FLAGS.given("keep", keep))))
+    assert given == {"keep": keep}
+    assert tomllib.loads(KEYS.given("keep", keep)) == given
+    assert eval(f"dict({KEYWORDS.given('keep', keep)})") == given
+    assert read(parsed(["--keep", "50%"])) == {"keep": 0.5}
+    with pytest.raises(OptionError, match="NAME=FRACTION"):
+        read(parsed(["--keep", "head=0.75", "--keep", "0.5"]))
 
 
 def test_flags_that_are_not_given_leave_the_defaults() -> None:

@@ -112,6 +112,12 @@ class AccuracyCurve:
                 kept_p.append(p)
         return np.maximum.accumulate(np.interp(np.arange(units + 1), kept_k, kept_p))
 
+    @staticmethod
+    def together(curves: Sequence[AccuracyCurve]) -> AccuracyCurve:
+        """The mean of groups of as many units, which were measured at the same numbers."""
+        values = np.mean([curve.values for curve in curves], axis=0)
+        return AccuracyCurve(curves[0].counts, tuple(values.tolist()))
+
 
 def measured_counts(units: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
     """The numbers of units that stand for the fractions: rounded down, at least one, each once."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from subprune.budget.explicit import explicit, fraction
+from subprune.budget.explicit import explicit, fractions, shares
 from subprune.budget.goal import Counts, Goal, Limit, Rounding
+from subprune.budget.ties import Ties
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
@@ -62,6 +63,7 @@ class Demand:
     allocator: Allocator
     cost: CostModel
     rounding: Rounding = field(default_factory=Rounding)
+    ties: Ties = field(default_factory=Ties)  # groups that keep the same number of units
     verification: Calibration | None = None  # None: the calibration data
     cache: Path | None = None  # folder for accuracy curves
     tick: Tick = lambda group: None
@@ -103,10 +105,24 @@ class Demand:
     def shared_out(self) -> Counts:
         """Explicit budgets, a fraction of each group, or what the allocator says."""
         if self.goal.budgets is not None:
+            self.ties.check(self.goal.budgets, "budgets")
             return explicit(self.groups, self.goal.budgets, self.rounding)
-        if self.goal.keep is not None and not self.allocator.pools_units:
-            return fraction(self.groups, self.goal.keep, self.rounding)
-        return self.allocator.counts(self)
+        tied = self.tied()
+        if self.goal.keep is not None and not self.pooled:
+            asked = shares(self.groups, self.goal.keep)
+            self.ties.check(asked, "keep")
+            return self.ties.spread(fractions(tied.groups, asked, tied.rounding))
+        return self.ties.spread(self.allocator.counts(tied))
+
+    def tied(self) -> Tied:
+        """What an allocator is asked: one group of every tie."""
+        same = {f.name: getattr(self, f.name) for f in fields(Demand)}
+        return Tied(**{**same, "rounding": self.ties.rounding(self.rounding)})
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a fraction is one of all units together."""
+        return self.allocator.pools_units and isinstance(self.goal.keep, int | float)
 
     def check(self) -> None:
         """Refuse a goal that no budget meets, before anything is computed."""
@@ -115,12 +131,13 @@ class Demand:
 
     def smallest(self) -> Counts:
         """The smallest number of units of every group."""
-        return {g.name: self.rounding.of(g).least(g.n_units) for g in self.groups}
+        tied = self.tied()
+        return self.ties.spread({g.name: tied.rounding.of(g).least(g.n_units) for g in tied.groups})
 
     @property
     def looks(self) -> bool:
         """Whether the allocator looks at every group."""
-        asked = self.goal.limits_size or (self.goal.keep is not None and self.allocator.pools_units)
+        asked = self.goal.limits_size or self.pooled
         return asked and bool(self.allocator.looks_at)
 
     def steps(self) -> int:
@@ -128,7 +145,36 @@ class Demand:
         timed = 0 if self.goal.latency is None else LATENCY_STEPS
         return (len(self.groups) if self.looks else 0) + timed
 
+    def remarks(self, kept: Mapping[str, Sequence[int]]) -> list[str]:
+        """For the report: what the blocks have become, where the goal is about them."""
+        if self.goal.of != "blocks":
+            return []
+        p, q = (self.cost.params_of(x, "blocks") for x in ({}, kept))
+        f, h = (self.cost.flops_of(x, "blocks") for x in ({}, kept))
+        left = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs"
+        return [f"of the blocks, without embeddings, positions and last layer, {left} are left"]
+
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""
         others = tuple(g for g in self.groups if g.name not in names)
-        return replace(self, setting=replace(self.setting, groups=others))
+        setting = replace(self.setting, groups=others)
+        return replace(self, setting=setting, ties=self.ties.without(names))
+
+
+class Tied(Demand):
+    """A demand in which one group of every tie speaks for all of them.
+
+    Looks are made at all groups, and remembered as they are.
+    """
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.ties.firsts(self.setting.groups)
+
+    @property
+    def limit(self) -> Limit:
+        return replace(super().limit, spread=self.ties.spread)
+
+    def remember(self, key: Any, look: Callable[[], Outcome]) -> Outcome:
+        joined: Outcome = self.ties.joined(super().remember(key, look))
+        return joined

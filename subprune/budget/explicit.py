@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,19 @@ from subprune.errors import BudgetError, closest
 from subprune.messages import Message
 
 if TYPE_CHECKING:
-    from subprune.budget.goal import Counts, Rounding
+    from subprune.budget.goal import Counts, Rounding, Shares
     from subprune.structure.groups import Group
 
-__all__ = ["check_fraction", "explicit", "fraction", "missed"]
+__all__ = [
+    "check_fraction",
+    "explicit",
+    "fraction",
+    "fractions",
+    "meant",
+    "missed",
+    "share_of",
+    "shares",
+]
 
 
 def explicit(
@@ -58,17 +68,86 @@ def explicit(
     return dict(budgets)
 
 
-def fraction(groups: Sequence[Group], keep: float, rounding: Rounding) -> Counts:
-    """The same fraction of units in every group, rounded down, at least one."""
-    check_fraction(keep, groups, rounding)
-    return {g.name: rounding.of(g).down(keep * g.n_units, g.n_units) for g in groups}
+def shares(groups: Sequence[Group], keep: Shares) -> dict[str, float]:
+    """The fraction of units that each group keeps; 1 where nothing was said of it.
+
+    A mapping names groups, modules that hold their layers, wildcards, or kinds of groups. What says
+    most of a group decides: its own name, then the longest wildcard or module, then its kind, then
+    ``"*"``.
+    """
+    if not isinstance(keep, Mapping):
+        return {g.name: keep for g in groups}
+    asked = {key: share_of(value) for key, value in keep.items()}
+    weights = {g.name: {key: _fitness(key, g) for key in asked} for g in groups}
+    for key in asked:
+        if key != "*" and not any(weights[g.name][key][0] for g in groups):
+            _refuse_key(key, groups)
+    result = {}
+    for name, fitting in weights.items():
+        best = max(fitting, key=lambda key: fitting[key])
+        result[name] = asked[best] if fitting[best][0] else 1.0
+    return result
+
+
+def meant(key: str, groups: Sequence[Group]) -> list[str]:
+    """The groups that a key of `keep` speaks of."""
+    return [g.name for g in groups if _fitness(key, g)[0]]
+
+
+def _fitness(key: str, group: Group) -> tuple[int, int]:
+    """How much a key of `keep` says about a group; zeros: nothing."""
+    names = (group.name, *group.producers)
+    if key == group.name:
+        return (4, 0)
+    if key == "*":
+        return (1, 0)
+    if any(fnmatch.fnmatchcase(name, key) or name.startswith(f"{key}.") for name in names):
+        return (3, sum(c not in "*?[]" for c in key))
+    return (2, 0) if key == group.kind else (0, 0)
+
+
+def _refuse_key(key: str, groups: Sequence[Group]) -> None:
+    known = [*dict.fromkeys(g.kind for g in groups), *(g.name for g in groups)]
+    raise BudgetError(
+        Message(
+            "{keep=} names {key!r}, which is neither a kind of group here nor fits a group that "
+            "can be pruned: {hint}allowed are {allowed}, wildcards such as 'layer1.*', and '*'",
+            key=key,
+            hint=closest(key, known),
+            allowed=", ".join([*known[:10], *(["…"] if len(known) > 10 else [])]),
+        )
+    )
+
+
+def share_of(value: object) -> float:
+    """``0.75`` or ``"75%"`` as a checked fraction."""
+    share: object = value
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            share = float(value.strip().removesuffix("%")) / 100
+        except ValueError:
+            share = value
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
+        raise BudgetError(Message(why, got=value))
+    return share
+
+
+def fraction(groups: Sequence[Group], keep: Shares, rounding: Rounding) -> Counts:
+    """What `keep` leaves of every group, rounded down, at least one."""
+    return fractions(groups, shares(groups, keep), rounding)
+
+
+def fractions(groups: Sequence[Group], asked: Mapping[str, float], rounding: Rounding) -> Counts:
+    """So much of every group, rounded down, at least one."""
+    for share in set(asked.values()):
+        check_fraction(share, [g for g in groups if asked[g.name] == share], rounding)
+    return {g.name: rounding.of(g).down(asked[g.name] * g.n_units, g.n_units) for g in groups}
 
 
 def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> None:
     """Refuse what is not a fraction, and one that rounding leaves without effect."""
-    if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
-        raise BudgetError(Message(why, got=keep))
+    share_of(keep)
     widest = max((g.n_units for g in groups), default=0)
     if keep < 1 and widest > 1 and all(g.n_units <= rounding.of(g).to for g in groups):
         multiple = max(rounding.of(g).to for g in groups)
@@ -90,15 +169,19 @@ def check_fraction(keep: float, groups: Sequence[Group], rounding: Rounding) -> 
 
 
 def missed(
-    keep: float, units: Mapping[str, int], counts: Mapping[str, int], together: bool = False
+    keep: Shares, groups: Sequence[Group], counts: Mapping[str, int], together: bool = False
 ) -> str:
     """In words, where more than the fraction stays (of all units `together`: a global ranking);
     empty if nowhere.
     """
-    if together:
+    asked, units = shares(groups, keep), {g.name: g.n_units for g in groups}
+    if together and isinstance(keep, int | float):
         units, counts = {"all groups": sum(units.values())}, {"all groups": sum(counts.values())}
+        asked = {"all groups": keep}
     over = [
-        f"{k} of {units[n]} units in {n}" for n, k in counts.items() if k > keep * units[n] + 1e-9
+        f"{k} of {units[n]} units in {n}"
+        for n, k in counts.items()
+        if k > asked[n] * units[n] + 1e-9
     ]
     if not over:
         return ""

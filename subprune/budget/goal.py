@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from subprune.errors import BudgetError
 from subprune.messages import Message
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["Goal", "Limit", "Rounding", "amount", "fill", "largest"]
+__all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount", "fill", "largest"]
 
 Counts = dict[str, int]
+Part = Literal["model", "blocks"]
+"""What a goal speaks of: all of the model, or what lies between its tables and its last layer."""
+# the fraction of units to keep: one for all groups, or by kind, name or wildcard
+Shares = float | Mapping[str, str | float]
 
 
 def amount(name: str, value: object, full: float) -> float:
@@ -51,18 +55,21 @@ def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on the parameters or FLOPs of the whole model."""
+    """A limit on the parameters or FLOPs of the whole model, or of its blocks."""
 
     quantity: str  # "params" or "flops"
     most: int  # FLOPs are those of one call on the first batch
     asked: str  # how the caller put it: a message
     inputs: int = 1  # in that call
+    of: Part = "model"
+    # numbers of units of the groups that were asked about → those of all groups
+    spread: Callable[[Mapping[str, int]], Mapping[str, int]] = dict
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
         """What the limit is about, for these numbers of units;
         where units differ in size, an upper bound.
         """
-        return cost.at_most(self.quantity, counts)
+        return cost.at_most(self.quantity, self.spread(counts), self.of)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
         return self.size(cost, counts) <= self.most
@@ -74,6 +81,8 @@ class Limit:
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.most:
             words = "params" if self.quantity == "params" else "FLOPs per input"
+            if self.of == "blocks":
+                words = f"{words} in the blocks"
             raise BudgetError(
                 Message(
                     "{asked} cannot be reached: it allows {limit:,} {words}, and with the smallest "
@@ -99,62 +108,84 @@ class Goal:
     params: str | float | None = None
     flops: str | float | None = None
     latency: str | float | None = None
-    keep: float | None = None
+    keep: Shares | None = None
     budgets: Mapping[str, int] | None = None
+    of: Part = "model"  # what the first four are measured on
 
     @property
     def limits_size(self) -> bool:
         """Whether the size of the whole model is asked for, not that of every group."""
         return self.budgets is None and self.keep is None
 
+    @property
+    def measured(self) -> bool:
+        """Whether parameters or FLOPs are asked for."""
+        return self.limits_size and self.latency is None
+
     def limit(self, cost: CostModel, inputs: int) -> Limit:
         """The same as a limit; inputs: how many the call has whose FLOPs are counted."""
+        params, flops = cost.params({}, self.of), cost.flops({}, self.of)
         if self.compression is not None:
-            most = int(cost.params({}) / self.compression)
-            return Limit("params", most, Message("{compression=}", compression=self.compression))
+            asked = Message("{compression=}", compression=self.compression)
+            return Limit("params", int(params / self.compression), asked, of=self.of)
         if self.params is not None:
-            most = int(amount("params", self.params, cost.params({})))
-            return Limit("params", most, Message("{params=}", params=self.params))
+            most = int(amount("params", self.params, params))
+            return Limit("params", most, Message("{params=}", params=self.params), of=self.of)
         if self.flops is not None:
-            most = int(amount("flops", self.flops, cost.flops({}) / inputs) * inputs)
-            return Limit("flops", most, Message("{flops=}", flops=self.flops), inputs)
+            most = int(amount("flops", self.flops, flops / inputs) * inputs)
+            return Limit("flops", most, Message("{flops=}", flops=self.flops), inputs, self.of)
         ratio = self.speedup or 1.0
         asked = Message("{speedup=}", speedup=ratio)
-        return Limit("flops", int(cost.flops({}) / ratio), asked, inputs)
+        return Limit("flops", int(flops / ratio), asked, inputs, self.of)
 
 
 @dataclass(frozen=True)
 class Rounding:
     """The only rounding: numbers of units are multiples of `to`, at least one, at most all.
 
-    Some groups can be cut to multiples of another number only: `own`, by name. `of` is the rounding
-    of one group.
+    Some groups can be cut to multiples of another number only: `own`, by name. Of others just
+    certain numbers are possible: `allowed`, by name. `of` is the rounding of one group.
     """
 
     to: int = 1
     own: Mapping[str, int] = field(default_factory=dict)
     floor: int = 1  # a group some of whose layers hold just a part of its units needs one of each
+    allowed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()  # those allowed for this group, ascending; none: any multiple
 
     def of(self, group: Group) -> Rounding:
         """What holds for this group."""
-        return Rounding(math.lcm(self.to, self.own.get(group.name, 1)), floor=group.least)
+        step = math.lcm(self.to, self.own.get(group.name, 1))
+        possible = self.allowed.get(group.name, ())
+        fitting = tuple(k for k in possible if k % step == 0 and k >= group.least)
+        # where none fits, the group stays whole
+        numbers = fitting or ((group.n_units,) if possible else ())
+        return Rounding(step, floor=group.least, numbers=numbers)
 
     def down(self, k: float, n: int) -> int:
         """The largest allowed number not above k."""
         if k >= n:
             return n
+        if self.numbers:
+            return max((x for x in self.numbers if x <= k + 1e-9), default=self.least(n))
         return min(n, max(self.least(n), int(k + 1e-9) // self.to * self.to))
 
     def up(self, k: int, n: int) -> int:
         """The smallest allowed number not below k."""
+        if self.numbers:
+            return min((x for x in self.numbers if x >= k), default=n)
         return min(n, max(self.least(n), -(-k // self.to) * self.to))
 
     def next(self, k: int, n: int) -> int:
         """The next allowed number above k; n if there is none."""
+        if self.numbers:
+            return self.up(k + 1, n)
         return min(n, (k // self.to + 1) * self.to)
 
     def least(self, n: int) -> int:
         """The smallest allowed number."""
+        if self.numbers:
+            return min(n, self.numbers[0])
         return min(n, -(-self.floor // self.to) * self.to)
 
 

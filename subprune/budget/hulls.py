@@ -51,9 +51,14 @@ def by_knapsack(
 
 
 def falling(order: KeepOrder, absolute: bool = False) -> np.ndarray:
-    """The error left by every number of units, never rising; absolute: not relative to ‖Y‖²."""
+    """The error left by every number of units, never rising; absolute: not relative to ‖Y‖².
+
+    Of an order that speaks for several groups, the sum of their errors.
+    """
+    if absolute and order.absolute is not None:
+        return np.asarray(np.minimum.accumulate(order.absolute.numpy()))
     errors: np.ndarray = np.minimum.accumulate(order.errors.numpy())
-    return errors * order.energy if absolute else errors
+    return errors * order.energy if absolute else errors * order.groups
 
 
 def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tuple[int, float]]:

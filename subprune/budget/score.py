@@ -35,8 +35,9 @@ class Score(Allocator):
 
     def counts(self, demand: Demand) -> Counts:
         scores = demand.outcome(comparable_scores)
-        if demand.goal.keep is not None:
-            return top_fraction(demand.groups, scores, demand.goal.keep, demand.rounding)
+        keep = demand.goal.keep
+        if isinstance(keep, int | float):
+            return top_fraction(demand.groups, scores, keep, demand.rounding)
         return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)
 
 

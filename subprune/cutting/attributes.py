@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,8 @@ def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) 
     for module in _around(model, group):
         if isinstance(module, nn.MultiheadAttention):
             continue
+        if eager and group.kind == "head":
+            _own_config(module, n, k)
         for name, value in list(vars(module).items()):
             if not isinstance(value, int) or isinstance(value, bool):
                 continue
@@ -175,13 +178,38 @@ def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) 
                 setattr(module, name, old_widths[value])
 
 
+def _own_config(module: Any, n: int, k: int) -> None:
+    """A config that all layers hold, and whose number of heads a layer's code reads when it runs,
+    becomes a copy of the layer's own, with its number of heads.
+    """
+    config = vars(module).get("config")
+    if not hasattr(config, "to_dict"):
+        return
+    heads = {name: x for name in _HEADS if isinstance(x := getattr(config, name, None), int)}
+    if any(x % n == 0 for x in heads.values()):
+        module.config = copy.copy(config)
+        for name, x in heads.items():
+            if x % n == 0:
+                setattr(module.config, name, x // n * k)
+
+
 def _counts_units(name: str, group: Group, eager: bool) -> bool:
     """Whether an attribute of this name, with the number of units as its value, says how many there
     are.
     """
     if group.kind == "head":
-        return name in _SHARES and len(group.producers) == 1
+        return name in _SHARES and _queries_alone(group)
     return eager and name in _HEAD_SIZES
+
+
+def _queries_alone(group: Group) -> bool:
+    """Whether units of attention are heads of queries without keys and values of their own: a unit
+    is made in no more places than it is read in. (A fused projection is one layer, too.)
+    """
+    made = [s for s in group.slots if s.role == "producer" and not s.tensor.endswith("bias")]
+    if len(made) != 1 or not group.consumers:
+        return False
+    return int((made[0].units == 0).sum()) == int((group.consumers[0].columns == 0).sum())
 
 
 def _around(model: nn.Module, group: Group) -> list[nn.Module]:

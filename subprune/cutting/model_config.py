@@ -1,90 +1,309 @@
-"""A transformers model's ``config`` follows its layers, where it can say what they have become."""
+"""A transformers model's ``config`` follows its layers, where it can say what they have become.
+
+Which number of the config speaks of which groups is found out by changing it: see
+`subprune.cutting.skeleton`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
+from subprune.cutting.skeleton import Blueprint, Shapes, shapes_of
+
 if TYPE_CHECKING:
-    from subprune.structure.groups import Structure
+    from subprune.structure.groups import Group, Structure
 
-__all__ = ["sync_config"]
+__all__ = ["Field", "Fields", "check_promise", "find_fields", "sync_config", "unloadable"]
 
-_HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads")
-# a config without one takes the head size from the width and the heads
-_HEAD_SIZE = ("head_dim", "d_kv")
-_WIDTHS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
+# Numbers of heads: those of queries, and those of keys and values, shrink by the same share.
+_HEADS = (
+    "num_attention_heads",
+    "num_heads",
+    "n_head",
+    "n_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+)
+_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads")
+# A config without one takes the head size from the width and the heads.
+_HEAD_SIZES = ("head_dim", "d_kv")
+_STREAMS = ("hidden_size", "d_model", "n_embd", "dim")
+_WIDTHS = (
+    "intermediate_size",
+    "ffn_dim",
+    "d_ff",
+    "n_inner",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "hidden_dim",
+    "ffn_hidden_size",
+    "mlp_dim",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
+_TRIAL_WIDTH = 6  # of a field that holds no number
+
+
+@dataclass(frozen=True)
+class Field:
+    """A number of the config, with those that change with it, and the groups it speaks of."""
+
+    section: str  # of the config; empty: the config itself
+    kind: str  # "head" or "neuron"
+    groups: tuple[str, ...]
+    units: int  # of each of them
+    factors: Mapping[str, int | None]  # name → its value for each unit; None: the number itself
+    fixed: Mapping[str, int]  # what must be said too: the size of a head
+    numbers: tuple[int, ...] = ()  # of units that the config's own checks take; none: any
+
+    def values(self, k: int) -> dict[str, int]:
+        """What the config says where each group has k units."""
+        scaled = {name: k if f is None else f * k // self.units for name, f in self.factors.items()}
+        return {**scaled, **self.fixed}
+
+
+@dataclass(frozen=True)
+class Fields:
+    """All of what a config can say about groups."""
+
+    found: tuple[Field, ...] = ()
+    problem: str = ""  # why the config says nothing
+
+    def of(self, group: str) -> Field | None:
+        """The field that speaks of a group."""
+        return next((f for f in self.found if group in f.groups), None)
+
+
+def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
+    """What the model's config can say; None if the model has none."""
+    blueprint = Blueprint.of(model)
+    if blueprint is None:
+        return None
+    shapes = blueprint.shapes()
+    if shapes is None:
+        return Fields(problem=f"no {type(model).__name__} can be built from its config alone")
+    if shapes != shapes_of(model):
+        return Fields(problem="the model's layers differ already from what its config says")
+    groups = [g for g in structure.groups if g.kind != "stream"]
+    heads = [g for g in groups if g.kind == "head"]
+    others = [g for g in groups if g.kind != "head"]
+    found: list[Field] = []
+    for section, content in blueprint.sections.items():
+        trials = [*_width_trials(section, content), *_head_trials(section, content, heads)]
+        for trial in trials:
+            able = heads if trial.kind == "head" else others
+            field = _tried(trial, blueprint, shapes, able)
+            if field is not None and not any(set(f.groups) & set(field.groups) for f in found):
+                found.append(field)
+    return Fields(tuple(found))
+
+
+# ---- experiments ---------------------------------------------------------------------------------
+
+
+def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
+    """Fields that may be the width of hidden layers; which groups they speak of is yet unknown."""
+    for name in _WIDTHS:
+        value = content.get(name, "")
+        if value is None:
+            yield Field(section, "neuron", (), 0, {name: None}, {})
+        elif isinstance(value, int) and value > 1:
+            yield Field(section, "neuron", (), value, {name: value}, {})
+
+
+def _head_trials(
+    section: str, content: Mapping[str, Any], groups: Sequence[Group]
+) -> Iterable[Field]:
+    """Numbers of heads, with the size of a head said beside them."""
+    for name in _HEADS:
+        heads = content.get(name)
+        if not isinstance(heads, int):
+            continue
+        width = next((content[n] for n in _STREAMS if isinstance(content.get(n), int)), 0)
+        size = {n: content[n] for n in _HEAD_SIZES if isinstance(content.get(n), int)}
+        for units in sorted({g.n_units for g in groups if heads % g.n_units == 0}):
+            shared = {n: content[n] for n in _KEY_VALUE_HEADS if isinstance(content.get(n), int)}
+            factors = {n: x for n, x in {name: heads, **shared}.items() if x % units == 0}
+            fixed = size or {"head_dim": width // heads}
+            yield Field(section, "head", (), units, factors, fixed)
+
+
+def _tried(
+    trial: Field, blueprint: Blueprint, shapes: Shapes, groups: Sequence[Group]
+) -> Field | None:
+    """The trial with the groups that it speaks of; None if it speaks of none, or of more."""
+    numbers = _numbers(trial, blueprint)
+    fewer = [k for k in numbers if k < trial.units]
+    k = (
+        _TRIAL_WIDTH
+        if not trial.units
+        else min(fewer, key=lambda k: abs(2 * k - trial.units), default=0)
+    )
+    if not k:
+        return None
+    new = blueprint.changed(trial.section, trial.values(k)).shapes()
+    if new is None or new.keys() != shapes.keys():
+        return None
+    changed = {
+        (name, dim): size
+        for name, shape in new.items()
+        for dim, size in enumerate(shape)
+        if len(shape) == len(shapes[name]) and size != shapes[name][dim]
+    }
+    speaks_of = [g for g in groups if _follows(g, k, trial.units, changed)]
+    covered = {(s.tensor, s.dim) for g in speaks_of for s in g.slots}
+    if not speaks_of or not changed.keys() <= covered:
+        return None
+    units = speaks_of[0].n_units
+    allowed = numbers if trial.kind == "head" else ()
+    names = tuple(g.name for g in speaks_of)
+    return Field(trial.section, trial.kind, names, units, trial.factors, trial.fixed, allowed)
+
+
+def _numbers(trial: Field, blueprint: Blueprint) -> tuple[int, ...]:
+    """Numbers of units that the config's own checks take; of widths one that stands for all."""
+    if trial.kind != "head":
+        return (trial.units // 2, trial.units)
+    return tuple(
+        k
+        for k in range(1, trial.units + 1)
+        if blueprint.changed(trial.section, trial.values(k)).accepted()
+    )
+
+
+def _follows(group: Group, k: int, units: int, changed: Mapping[tuple[str, int], int]) -> bool:
+    """Whether every tensor of a group has become what it is with k units."""
+    if units and group.n_units != units:
+        return False
+    for slot in group.slots:
+        held = np.bincount(slot.units[slot.units >= 0], minlength=group.n_units)
+        fixed = slot.units.size - int(held.sum())
+        if held.min() != held.max():
+            return False
+        if changed.get((slot.tensor, slot.dim)) != fixed + k * int(held[0]):
+            return False
+    return True
+
+
+# ---- after a cut ---------------------------------------------------------------------------------
 
 
 def sync_config(
-    model: nn.Module, structure: Structure, kept: Mapping[str, Sequence[int]]
+    model: nn.Module,
+    structure: Structure,
+    kept: Mapping[str, Sequence[int]],
+    fields: Fields | None,
 ) -> list[str]:
     """Write new numbers of heads and hidden units into ``model.config``; what it cannot express
     comes back in words.
 
-    A config has one number for all layers, so every layer must have been cut to the same.
+    fields: what `find_fields` says of the model before the cut.
     """
-    config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(config, "to_dict"):
+    if fields is None:
         return []
+    cut = {n: len(units) for n, units in kept.items() if len(units) < structure[n].n_units}
+    notes: list[str] = []
+    uneven: list[tuple[Field, dict[str, int]]] = []
+    for field in fields.found:
+        numbers = {name: cut.get(name, field.units) for name in field.groups}
+        if len(set(numbers.values())) == 1:
+            _write(model, field.section, field.values(next(iter(numbers.values()))))
+        else:
+            uneven.append((field, numbers))
+    if uneven and not _written_by_layer(model, uneven):
+        notes += [_uneven(field, numbers, cut) for field, numbers in uneven]
+    return [*notes, *_unsaid(structure, cut, fields)]
+
+
+def unloadable(model: nn.Module) -> str:
+    """In words, why ``from_pretrained`` could not load the model as it is; empty if it could."""
+    blueprint = Blueprint.of(model)
+    if blueprint is None:
+        return f"a {type(model).__name__} has no config in the manner of transformers"
+    shapes = blueprint.shapes()
+    if shapes is None:
+        return f"no {type(model).__name__} can be built from its config alone"
+    own = shapes_of(model)
+    name = next((n for n in own if shapes.get(n) != own[n]), None)
+    if name is None:
+        return ""
+    return f"its config cannot say that {name} has the shape {own[name]}"
+
+
+def check_promise(model: nn.Module) -> list[str]:
+    """In words, that a config does not say what it was to say; nothing for models without one."""
+    why = unloadable(model) if Blueprint.of(model) is not None else ""
+    return [f"from_pretrained cannot load the result: {why}; use subprune.save"] if why else []
+
+
+def _write(model: nn.Module, section: str, values: Mapping[str, int]) -> None:
+    """Set the values in the config, and in the copies of it that parts of the model hold."""
+    top: Any = model.config
+    owner = getattr(top, section) if section else top
+    held = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    for config in {id(owner): owner, **held}.values():
+        if type(config) is type(owner):
+            for name, value in values.items():
+                setattr(config, name, value)
+
+
+def _written_by_layer(model: nn.Module, uneven: Sequence[tuple[Field, Mapping[str, int]]]) -> bool:
+    """Write numbers that differ from layer to layer, where the installed transformers builds such
+    models; whether it does.
+    """
+    config: Any = model.config
+    if not hasattr(type(config), "per_layer_config") or any(f.section for f, _ in uneven):
+        return False
+    by_layer: dict[int, dict[str, int]] = {}
+    for field, numbers in uneven:
+        for name, k in numbers.items():
+            layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
+            if layer is None:
+                return False
+            by_layer.setdefault(layer, {}).update(field.values(k))
+    blueprint = Blueprint.of(model)
+    if blueprint is None:
+        return False
+    content = {str(layer): values for layer, values in by_layer.items()}
+    if blueprint.changed("", {"per_layer_config": content}).shapes() != shapes_of(model):
+        return False
+    config.per_layer_config = by_layer
+    return True
+
+
+def _unsaid(structure: Structure, cut: Mapping[str, int], fields: Fields) -> list[str]:
+    """What was cut and no field speaks of."""
+    silent = {name: k for name, k in cut.items() if fields.of(name) is None}
+    kinds = {structure[name].kind for name in silent}
+    if fields.problem and silent:
+        return [f"the config still names the old numbers of units: {fields.problem}"]
     notes = []
-    for kind, sync in (("head", _sync_heads), ("neuron", _sync_widths)):
-        cut = {
-            g.name: len(kept[g.name]) for g in structure.groups if g.kind == kind and g.name in kept
-        }
-        changed = {n: k for n, k in cut.items() if k < structure[n].n_units}
-        if changed:
-            notes += sync(config, structure, changed)
-    if any(
-        g.kind == "stream" and len(kept.get(g.name, ())) not in (0, g.n_units)
-        for g in structure.groups
-    ):
+    if "head" in kinds:
+        notes.append(
+            "the config cannot express fewer heads of the same size; the layers have "
+            "them, the config does not"
+        )
+    if kinds - {"head", "stream"}:
+        rest = {n: k for n, k in silent.items() if structure[n].kind not in ("head", "stream")}
+        notes.append(f"the config has no place for numbers of hidden units ({_shown(rest)})")
+    if "stream" in kinds:
         notes.append("the config still names the old width of the residual stream")
     return notes
 
 
-def _sync_heads(config: Any, structure: Structure, changed: Mapping[str, int]) -> list[str]:
-    name = next((n for n in _HEADS if isinstance(getattr(config, n, None), int)), None)
-    size = next((n for n in _HEAD_SIZE if isinstance(getattr(config, n, None), int)), None)
-    everywhere = [g for g in structure.groups if g.kind == "head"]
-    if name is None or size is None:
-        return [
-            "the config cannot express fewer heads of the same size; the layers have "
-            "them, the config does not"
-        ]
-    if len(set(changed.values())) > 1 or len(changed) < len(everywhere):
-        return [_uneven("heads", changed)]
-    (k,) = set(changed.values())
-    units = {structure[n].n_units for n in changed}
-    if len(units) > 1:
-        return [_uneven("heads", changed)]
-    n = units.pop()
-    for field in (name, "num_key_value_heads"):
-        old = getattr(config, field, None)
-        if isinstance(old, int) and old % n == 0:
-            setattr(config, field, old // n * k)
-    return []
-
-
-def _sync_widths(config: Any, structure: Structure, changed: Mapping[str, int]) -> list[str]:
-    notes = []
-    for size in sorted({structure[n].n_units for n in changed}):
-        names = [n for n in _WIDTHS if getattr(config, n, None) == size]
-        same = [g.name for g in structure.groups if g.kind == "neuron" and g.n_units == size]
-        new = {changed.get(n, size) for n in same}
-        if names and len(new) == 1:
-            setattr(config, names[0], new.pop())
-        else:
-            notes.append(_uneven("hidden units", {n: changed[n] for n in same if n in changed}))
-    return notes
-
-
-def _uneven(what: str, changed: Mapping[str, int]) -> str:
-    shown = ", ".join(f"{n}: {k}" for n, k in list(changed.items())[:3])
-    more = ", …" if len(changed) > 3 else ""
+def _uneven(field: Field, numbers: Mapping[str, int], cut: Mapping[str, int]) -> str:
+    what = "heads" if field.kind == "head" else "hidden units"
+    shown = _shown({name: numbers[name] for name in numbers if name in cut})
     return (
-        f"the config has no place for numbers of {what} that differ from layer "
-        f"to layer ({shown}{more})"
+        f"the config has no place for numbers of {what} that differ from layer to layer ({shown})"
     )
+
+
+def _shown(numbers: Mapping[str, int]) -> str:
+    shown = ", ".join(f"{n}: {k}" for n, k in list(numbers.items())[:3])
+    return f"{shown}{', …' if len(numbers) > 3 else ''}"

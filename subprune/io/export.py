@@ -32,7 +32,7 @@ from subprune.program.shapes import filled_inputs
 from subprune.report.figures import Exported
 
 if TYPE_CHECKING:
-    from subprune.result import Result
+    from subprune.io.pruned import Pruned
 
 __all__ = ["FORMATS", "export"]
 
@@ -44,7 +44,7 @@ _MOST = 1e-2  # but never by more than this, which rounding does not explain
 
 @given_back
 def export(
-    result: Result | nn.Module, path: str | Path, *, format: str | None = None, example: Any = None
+    result: Pruned | nn.Module, path: str | Path, *, format: str | None = None, example: Any = None
 ) -> Exported:
     """Write the model as ``.onnx`` or ``.pt2`` (torch.export), run the file, and compare it with
     PyTorch.

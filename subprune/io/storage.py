@@ -31,8 +31,8 @@ from subprune.report.versions import library_versions
 from subprune.structure.analysis import analyse
 
 if TYPE_CHECKING:
+    from subprune.io.pruned import Pruned
     from subprune.program.program import Program
-    from subprune.result import Result
 
 __all__ = ["load", "read_report", "save"]
 
@@ -42,7 +42,7 @@ _MOST_STEPS = 64
 
 
 @given_back
-def save(result: Result | nn.Module, path: str | Path) -> Path:
+def save(result: Pruned | nn.Module, path: str | Path) -> Path:
     """Write a pruned model to one ``.safetensors`` file, all or nothing.
 
     Give the result of `prune`, or the pruned model itself, for instance after fine-tuning.

@@ -10,11 +10,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from subprune.errors import DataError, OptionError
+from subprune.program.foreign import check_foreign, packs_weights
 
 __all__ = ["check_kind", "check_model"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_QUANTISED_PACKAGES = ("bitsandbytes", "torchao", "auto_gptq", "gptqmodel", "awq")
 
 
 def check_model(model: nn.Module) -> None:
@@ -29,6 +29,7 @@ def check_kind(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise OptionError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     _check_wrapper(model)
+    check_foreign(model)
     for name, module in model.named_modules():
         place = f"{name!r} of the model" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
@@ -80,7 +81,7 @@ def _quantised_class(parts: Sequence[nn.Module | Tensor]) -> type | None:
 
 def _is_quantised(kind: type) -> bool:
     origin = kind.__module__
-    if origin.partition(".")[0] in _QUANTISED_PACKAGES:
+    if packs_weights(kind):
         return True
     if "FloatFunctional" in kind.__name__:  # adds in float, in models yet to be quantised
         return False

@@ -371,6 +371,14 @@ FAMILIES: dict[str, frozenset[str]] = {
     "relu": frozenset({"relu"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),
+    # What reads a table of positions: rows of it are added, put beside others or picked.
+    "table": frozenset({"add", "cat", "index", "index_select", "gather"}),
+    "copy": frozenset(
+        {"view", "_unsafe_view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "permute"}
+        | {"transpose", "clone", "detach", "alias", "_to_copy", "repeat"}
+        # positions of images are brought to other sizes
+        | {"upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d"}
+    ),
     "view": frozenset({"view", "_unsafe_view"}),  # refuse memory in another order
     "memory order": frozenset({"as_strided"}),  # depend on it
     "volume pooling": frozenset(

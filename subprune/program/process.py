@@ -14,7 +14,9 @@ from torch.nn.modules import module as nn_module
 
 __all__ = ["LOG", "WHOLE", "ProcessState"]
 
-WHOLE = ("linear", "scaled_dot_product_attention")
+WHOLE = tuple(
+    name for name in ("linear", "scaled_dot_product_attention", "grouped_mm") if hasattr(F, name)
+)
 """Functions of ``torch.nn.functional`` that are replaced while a run is recorded."""
 
 LOG = "torch._subclasses.fake_tensor"

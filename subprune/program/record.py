@@ -15,7 +15,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -30,7 +35,10 @@ from subprune.program.recurrent import recurrent_flops
 __all__ = ["as_inputs", "not_taken", "plain", "record", "record_given"]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
-_WHOLE = {name: getattr(torch.ops.aten, name).default for name in WHOLE}
+_PACKETS = {"grouped_mm": "_grouped_mm"}  # operations of another name than their function
+_WHOLE = {name: getattr(torch.ops.aten, _PACKETS.get(name, name)).default for name in WHOLE}
+# What a run on fake tensors cannot know: values, and shapes that follow from them.
+_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
 
 
@@ -91,6 +99,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._check_shape(func, args)
         result = func(*args, **kwargs)
         count = flop_registry.get(getattr(func, "overloadpacket", None))
         flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
@@ -99,6 +108,15 @@ class _Recorder(TorchDispatchMode):
         if not self.paused and not str(func).startswith(_SILENT) and flat_tensors(result):
             self.write(func, args, kwargs, result, flops)
         return result
+
+    def _check_shape(self, func: Any, args: Any) -> None:
+        """In a run on real tensors, too, a module in which shapes follow from values is noticed:
+        what it does for other values is not what would be written down.
+        """
+        real = not any(isinstance(x, FakeTensor) for x in flat_tensors(args))
+        inside = self.stack and self.stack[-1] and not self.paused
+        if real and inside and torch.Tag.dynamic_output_shape in getattr(func, "tags", ()):
+            raise DynamicOutputShapeException(func)
 
     def whole(self, func: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         """A stand-in for a function or a module's forward, recorded as the one operation `func`."""
@@ -155,7 +173,7 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
     while True:
         try:
             return _record_once(model, inputs, fake and not real, opaque)
-        except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
+        except _UNKNOWN as error:
             place = getattr(error, "subprune_module", "")
             reason = f"its forward depends on the values of the data ({_first_line(error)})"
             if not place or place in opaque:
@@ -195,7 +213,7 @@ def _record_once(
         try:
             with mode if fake else contextlib.nullcontext(), recorder:
                 result = model(*args, **kwargs)
-        except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
+        except _UNKNOWN as error:
             error.subprune_module = running[-1] if running else ""  # type: ignore[union-attr]
             raise
     outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]
@@ -255,10 +273,24 @@ def _patch(recorder: _Recorder, model: nn.Module, opaque: Mapping[str, str]) -> 
     logging.getLogger(LOG).setLevel(logging.CRITICAL)
     torch.backends.mha.set_fastpath_enabled(False)
     for name, func in _WHOLE.items():
-        setattr(F, name, recorder.whole(func, getattr(F, name)))
+        original = getattr(F, name)
+        run = _grouped_shape(original) if name == "grouped_mm" else original
+        setattr(F, name, recorder.whole(func, run))
     for name, reason in opaque.items():
         module = model.get_submodule(name)
         module.forward = recorder.whole(_Opaque(module, name, reason), module.forward)
+
+
+def _grouped_shape(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, but for fake tensors, of which PyTorch takes those in bfloat16 only."""
+
+    def run(mat_a: Tensor, mat_b: Tensor, **options: Any) -> Tensor:
+        if not isinstance(mat_a, FakeTensor):
+            result: Tensor = original(mat_a, mat_b, **options)
+            return result
+        return mat_a.new_empty(mat_a.shape[0], mat_b.shape[-1])
+
+    return run
 
 
 def _settle_mutations(recorder: _Recorder) -> None:

@@ -123,7 +123,7 @@ def _forecast(demand: Demand, counts: dict[str, int], problem: str, needed: str)
     if demand.goal.budgets is not None:
         rule = "given"
     elif demand.goal.keep is not None:
-        rule = "equal fraction"
+        rule = "equal fraction" if isinstance(demand.goal.keep, int | float) else "given fraction"
     else:
         rule = demand.allocator.name
     return Forecast(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from subprune.errors import BudgetError
@@ -21,6 +23,8 @@ class KeepOrder:
     ranks: tuple[int, ...]  # numerically independent columns each pick added, over all consumers
     energy: float  # ‖Y‖²
     dependent: tuple[int, ...]  # picks that added nothing: dead, or explained by those before
+    groups: int = 1  # that the curve speaks for
+    absolute: Tensor | None = None  # errors · energy, where it speaks for several
 
     def __len__(self) -> int:
         return len(self.order)
@@ -30,3 +34,21 @@ class KeepOrder:
         if not 0 <= k <= len(self.order):
             raise BudgetError(f"k = {k} is outside the keep order's 0..{len(self.order)}")
         return tuple(sorted(self.order[:k]))
+
+    @staticmethod
+    def together(orders: Sequence[KeepOrder]) -> KeepOrder:
+        """What several groups of as many units have in common, each cut to the same number.
+
+        Errors are the mean of theirs, `absolute` is the sum of their squared errors.
+        """
+        first = orders[0]
+        return KeepOrder(
+            first.order,
+            torch.stack([x.gains for x in orders]).sum(dim=0),
+            torch.stack([x.errors for x in orders]).mean(dim=0),
+            first.ranks,
+            sum(x.energy for x in orders),
+            (),
+            len(orders),
+            torch.stack([x.errors * x.energy for x in orders]).sum(dim=0),
+        )

@@ -9,7 +9,7 @@ on the dense model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -65,6 +65,12 @@ class Sensitivity:
         """Samples needed for an error of epsilon, as a whole number."""
         coefficient = float(self.units.sum()) * 2 * 3 * math.log(8 * self.sums / delta)
         return max(1.0, float(math.ceil(3 * (6 + 2 * epsilon) * coefficient / epsilon**2)))
+
+    @staticmethod
+    def together(groups: Sequence[Sensitivity]) -> Sensitivity:
+        """Groups of as many units, rank by rank: the mean of their sensitivities."""
+        falling = [x.units.sort(descending=True).values for x in groups]
+        return Sensitivity(torch.stack(falling).mean(dim=0), max(x.sums for x in groups))
 
 
 def distinct(probabilities: Tensor, draws: float) -> float:

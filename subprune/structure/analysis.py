@@ -15,6 +15,7 @@ from subprune.program.borrow import given_back
 from subprune.program.ops import belongs
 from subprune.program.record import record_given
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
+from subprune.structure.edges import find_edges
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Group, Structure
 from subprune.structure.labels import Ids, components
@@ -52,7 +53,7 @@ def analyse(program: Program) -> Structure:
     groups = builder.groups()
     refused = _Refusals(flow, root, reasons, producers).all(groups)
     terms = flop_terms(flow, builder.span)
-    return Structure(program, groups, refused, terms, builder.layers())
+    return Structure(program, groups, refused, terms, builder.layers(), find_edges(flow))
 
 
 def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:

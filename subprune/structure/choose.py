@@ -43,16 +43,18 @@ def choose_groups(
     only: Any = None,
     ignore: Any = None,
     budgets: Collection[str] | None = None,
+    goal: str = "budgets",
 ) -> tuple[Group, ...]:
     """The groups to prune, in forward order.
 
-    Without `only`, the inner groups and those that `budgets` names. With it, what it names;
-    residual streams only where they are named themselves. What `ignore` names is left out in any
-    case. A module, however it was found, stands for the groups whose units it makes; a container
+    Without `only`, the inner groups and those that `budgets`, or another goal, names. With it, what
+    it names; residual streams only where they are named themselves. What `ignore` names is left out
+    in any case. A module, however it was found, stands for the groups whose units it makes; a container
     for those of all layers in it.
     """
     if only is None:
-        chosen = {g.name for g in structure.groups if g.inner or _in_budgets(g, budgets or ())}
+        named = budgets or ()
+        chosen = {g.name for g in structure.groups if g.inner or _in_budgets(g, named, goal)}
     else:
         chosen = {name for item in as_items(only) for name in _asked(item, structure, model)}
     barred = [_match(item, structure, model, "ignore") for item in as_items(ignore)]
@@ -61,11 +63,11 @@ def choose_groups(
     )
 
 
-def _in_budgets(group: Group, budgets: Collection[str]) -> bool:
-    if group.name not in budgets:
+def _in_budgets(group: Group, budgets: Collection[str], goal: str) -> bool:
+    if group.name not in budgets and not (group.kind == "stream" and "stream" in budgets):
         return False
     if group.barrier:
-        why = "{budgets=} names {group!r}, which cannot be pruned: {barrier}"
+        why = f"{{{goal}=}} names {{group!r}}, which cannot be pruned: {{barrier}}"
         raise BudgetError(Message(why, group=group.name, barrier=group.barrier))
     return True
 

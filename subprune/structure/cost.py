@@ -17,12 +17,13 @@ __all__ = ["CostModel", "predict"]
 Counts = Mapping[str, int]
 Kept = Mapping[str, Sequence[int]]
 Ints = NDArray[np.int64]
+_Factors = tuple[int, tuple[int, ...]]  # a factor, and the lengths it is multiplied with
 
 
 class _Products:
     """A sum of ``factor × product of lengths``, as arrays."""
 
-    def __init__(self, terms: Iterable[tuple[int, tuple[int, ...]]]) -> None:
+    def __init__(self, terms: Iterable[_Factors]) -> None:
         merged: dict[tuple[int, ...], int] = {}
         for factor, lengths in terms:
             key = tuple(sorted(lengths))
@@ -56,7 +57,7 @@ class CostModel:
     `torch.utils.flop_counter.FlopCounterMode` counts for the example input. `params` and `flops`
     take numbers of units, for groups whose units are all alike (`uniform`); `at_most` for all, as
     an upper bound; `params_of` and `flops_of` take the units themselves. Groups that are not named
-    keep everything.
+    keep everything. ``of="blocks"`` leaves out what `subprune.structure.edges` finds.
     """
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
@@ -65,9 +66,18 @@ class CostModel:
         self._column = {name: i for i, name in enumerate(self.names)}
         self._spans: list[Span] = [Span(1)]
         self._known: dict[Any, int] = {(1,): 0}
-        params = _Products(self._tensor_terms(model, structure))
-        flops = _Products([(t.factor, self._numbers(t.spans)) for t in structure.terms])
-        self._products = {"params": params, "flops": flops}
+        params, flops = self._tensor_terms(model, structure), self._flop_terms(structure)
+        edges = structure.edges
+        self._products = {
+            ("params", "model"): _Products(params.values()),
+            ("flops", "model"): _Products([x for xs in flops.values() for x in xs]),
+            ("params", "blocks"): _Products(
+                [x for name, x in params.items() if name not in edges.tensors]
+            ),
+            ("flops", "blocks"): _Products(
+                [x for op, xs in flops.items() if op not in edges.ops for x in xs]
+            ),
+        }
         self._full = np.array([g.n_units for g in self.groups.values()], dtype=np.int64)
         self._fixed = np.array([s.fixed for s in self._spans], dtype=np.int64)
         self._per_unit = np.zeros((len(self._spans), len(self.names)), dtype=np.int64)
@@ -81,21 +91,21 @@ class CostModel:
 
     # ---- numbers of units ------------------------------------------------------------------------
 
-    def params(self, counts: Counts) -> int:
+    def params(self, counts: Counts, of: str = "model") -> int:
         """Parameters left if each named group keeps so many units."""
-        return int(self._products["params"].total(self._lengths(counts)))
+        return int(self._products["params", of].total(self._lengths(counts)))
 
-    def flops(self, counts: Counts) -> int:
+    def flops(self, counts: Counts, of: str = "model") -> int:
         """FLOPs (two per multiply-add) left if each named group keeps so many units."""
-        return int(self._products["flops"].total(self._lengths(counts)))
+        return int(self._products["flops", of].total(self._lengths(counts)))
 
-    def at_most(self, quantity: str, counts: Counts) -> int:
+    def at_most(self, quantity: str, counts: Counts, of: str = "model") -> int:
         """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
         they are.
 
         Exact for uniform groups; where units differ in size, as if the most expensive were kept.
         """
-        products, uneven = self._products[quantity], counts.keys() & self._uneven.keys()
+        products, uneven = self._products[quantity, of], counts.keys() & self._uneven.keys()
         base = self._lengths(counts, strict=False)  # without the units of uneven groups
         if not uneven:
             return int(products.total(base))
@@ -120,7 +130,9 @@ class CostModel:
         if self._uneven:
             self._refuse(next(iter(self._uneven)))
         lengths = self._fixed + np.asarray(counts, dtype=np.int64) @ self._per_unit.T
-        return self._products["params"].total(lengths), self._products["flops"].total(lengths)
+        return self._products["params", "model"].total(lengths), self._products[
+            "flops", "model"
+        ].total(lengths)
 
     def uniform(self, name: str) -> bool:
         """Whether all units of the group cost the same, so that their number says it all."""
@@ -128,13 +140,13 @@ class CostModel:
 
     # ---- units themselves ------------------------------------------------------------------------
 
-    def params_of(self, kept: Kept) -> int:
+    def params_of(self, kept: Kept, of: str = "model") -> int:
         """Parameters left if each named group keeps these units."""
-        return int(self._products["params"].total(self._lengths_of(kept)))
+        return int(self._products["params", of].total(self._lengths_of(kept)))
 
-    def flops_of(self, kept: Kept) -> int:
+    def flops_of(self, kept: Kept, of: str = "model") -> int:
         """FLOPs left if each named group keeps these units."""
-        return int(self._products["flops"].total(self._lengths_of(kept)))
+        return int(self._products["flops", of].total(self._lengths_of(kept)))
 
     def per_unit(self, name: str) -> tuple[Ints, Ints]:
         """Parameters and FLOPs that go with each single unit of a group,
@@ -146,26 +158,32 @@ class CostModel:
         for i, sizes in self._uneven.get(name, ()):
             less[:, i] = sizes
         lengths = full - less
-        p, f = self._products["params"], self._products["flops"]
+        p, f = self._products["params", "model"], self._products["flops", "model"]
         return p.total(full) - p.total(lengths), f.total(full) - f.total(lengths)
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _tensor_terms(
-        self, model: nn.Module, structure: Structure
-    ) -> list[tuple[int, tuple[int, ...]]]:
+    def _tensor_terms(self, model: nn.Module, structure: Structure) -> dict[str, _Factors]:
+        """What each parameter adds to the number of them, by name."""
         spans: dict[tuple[str, int], list[tuple[str, Units]]] = {}
         for group in structure.groups:
             for slot in group.slots:
                 sizes = np.bincount(slot.units[slot.units >= 0], minlength=group.n_units)
                 spans.setdefault((slot.tensor, slot.dim), []).append((group.name, sizes))
-        terms = []
+        terms = {}
         for name, x in model.named_parameters():
             lengths = []
             for dim, size in enumerate(x.shape):
                 parts = tuple(spans.get((name, dim), ()))
                 lengths.append(Span(size - sum(int(s.sum()) for _, s in parts), parts))
-            terms.append((1, self._numbers(lengths)))
+            terms[name] = (1, self._numbers(lengths))
+        return terms
+
+    def _flop_terms(self, structure: Structure) -> dict[int, list[_Factors]]:
+        """What each operation adds to the FLOPs, by its place in the program."""
+        terms: dict[int, list[_Factors]] = {}
+        for t in structure.terms:
+            terms.setdefault(t.op, []).append((t.factor, self._numbers(t.spans)))
         return terms
 
     def _numbers(self, spans: Iterable[Span]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from subprune.errors import closest
 from subprune.messages import Message
+from subprune.structure.edges import Edges
 
 if TYPE_CHECKING:
     from subprune.program.program import Program
@@ -193,6 +194,7 @@ class Structure:
     terms: tuple[Term, ...] = ()  # what every operation costs, for `cost.CostModel`
     # every layer with a weight of its own but depthwise ones, as the reader of no group
     layers: tuple[Consumer, ...] = ()
+    edges: Edges = field(default_factory=Edges)  # what is not part of the blocks
 
     def __iter__(self):  # type: ignore[no-untyped-def]
         return iter(self.groups)

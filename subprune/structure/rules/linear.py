@@ -88,6 +88,12 @@ def bmm(flow: Flow, op: Op) -> None:
     flow.put(op.outs[0], result)
 
 
+@rule("_grouped_mm", "grouped_mm_fallback")
+def experts(flow: Flow, op: Op) -> None:
+    """Every row is multiplied with the weight of the expert that it was sent to."""
+    flow.give_up(op, "experts are multiplied all at once, and stay whole")
+
+
 @rule("convolution")
 def convolution(flow: Flow, op: Op) -> None:
     entry, geometry = product(op), window(op)
@@ -164,11 +170,7 @@ def attention(flow: Flow, op: Op) -> None:
     lead: list[Dim | None] = []
     for i in range(len(qd) - 2):
         times = shape[i] // kshape[i]
-        others = [
-            d if times == 1 or not d else tuple(np.repeat(ids, times) for ids in d)
-            for d in (kd[i], vd[i])
-        ]
-        met = [qd[i], *others]
+        met = [qd[i], *(_shared_heads(d, times, kshape[i]) for d in (kd[i], vd[i]))]
         if mask is not None:
             back = len(qd) - i
             mshape = flow.shape(mask)
@@ -179,6 +181,15 @@ def attention(flow: Flow, op: Op) -> None:
             flow.space.batch.append(dim[0])
         lead.append(dim)
     flow.put(op.outs[0], [*lead, qd[-2], vd[-1]])
+
+
+def _shared_heads(dim: Dim | None, times: int, size: int) -> Dim | None:
+    """Heads of keys or values as those of the queries see them, each of which serves several."""
+    if times == 1:
+        return dim
+    if size == 1:  # one for all: it is there as long as any of them
+        return FREE
+    return dim and tuple(np.repeat(ids, times) for ids in dim)
 
 
 @rule(*(kind for kind, entry in NORMS.items() if entry.stored is not None))
