@@ -1,10 +1,11 @@
 """The workloads of `make bench` in two checkouts of this project, in turn, on the same machine.
 
     python benchmarks/before_after.py --old FOLDER --new FOLDER --data-dir DATA --models-dir MODELS
-    [--only PART] [--repeats 3]
+    [--only PART] [--repeats 3] [--cpu]
 
 Every workload runs in a process of its own, by the benchmarks of its own checkout. The lowest of
-the repeats counts: whatever else the machine does can only add to it. Rows go to
+the repeats counts: whatever else the machine does can only add to it. On a machine that is busy all
+the time, --cpu counts CPU seconds of one thread instead. Rows go to
 benchmarks/results/before-after.csv; those of workloads that were not asked for stay.
 """
 
@@ -22,18 +23,30 @@ from typing import Any
 ROWS = Path(__file__).parent / "results" / "before-after.csv"
 
 
+# The benchmarks of either checkout, with the clock that they read counting CPU seconds.
+CPU_CLOCK = (
+    "import pathlib, runpy, sys, time; time.perf_counter = time.process_time; del sys.argv[0]; "
+    "sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent)); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
 def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str, Any]:
     """One workload in one process, by the checkout's own code."""
     paths = [str(checkout.resolve()), str((checkout / "paper").resolve())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    words = [sys.executable, str((checkout / "benchmarks/run.py").resolve()), "--child", part]
+    script = str((checkout / "benchmarks/run.py").resolve())
+    words = [sys.executable, script, "--child", part]
+    if options.cpu:
+        environment["OMP_NUM_THREADS"] = "1"
+        words = [sys.executable, "-c", CPU_CLOCK, script, "--child", part]
     for flag, folder in (("--data-dir", options.data_dir), ("--models-dir", options.models_dir)):
         words += [flag, str(folder.resolve())] if folder else []
     run = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
-def row(part: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def row(part: str, runs: dict[str, list[dict[str, Any]]], cpu: bool) -> dict[str, Any]:
     """The lowest seconds and peak of each checkout, and their ratio."""
     old, new = (min(run["seconds"] for run in runs[name]) for name in ("old", "new"))
     before, after = (min(run["peak"] for run in runs[name]) / 1e9 for name in ("old", "new"))
@@ -46,6 +59,7 @@ def row(part: str, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         "old peak GB": round(before, 2),
         "new peak GB": round(after, 2),
         "repeats": len(runs["new"]),
+        "clock": "CPU, 1 thread" if cpu else "wall",
         "machine": f"{machine['processor']}, {machine['cores']} cores",
     }
 
@@ -60,6 +74,7 @@ def main() -> None:
     parser.add_argument("--models-dir", type=Path)
     parser.add_argument("--only", action="append", help="workloads whose names begin so")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="CPU seconds of one thread")
     options = parser.parse_args()
     parts = [w for w in WORKLOADS if not options.only or w.startswith(tuple(options.only))]
     rows: dict[str, dict[str, Any]] = {}
@@ -71,7 +86,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, checkout in (("old", options.old), ("new", options.new)):
                 runs[name].append(measured(checkout, part, options))
-        rows[part] = row(part, runs)
+        rows[part] = row(part, runs, options.cpu)
         print(rows[part], flush=True)
         with ROWS.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[part]))

@@ -15,7 +15,7 @@ import subprune
 def main(words: list[str] | None = None, minutes: float = 15) -> None:
     given = case("Prune, then recover.", words)
     result = subprune.prune(given.model, given.data, keep=0.8, n_samples=None)
-    better = subprune.recover(result, given.data, minutes=minutes, batch=4)
+    better = subprune.recover(result, given.data, minutes=minutes)
     for name, net in (("pruned", result.model), ("recovered", better.model)):
         found = subprune.evaluate(net, given.test, dense=given.model, context=given.context)
         print(f"{name}\n{found}\n")

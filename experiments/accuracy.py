@@ -18,6 +18,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -60,7 +61,12 @@ def variant(**options: Any) -> Variant:
     return lambda model, images, ratio, seed: prune(model, images, ratio, seed, **options)
 
 
+def unpruned(model: nn.Module, images: Tensor, ratio: float, seed: int) -> Any:
+    return SimpleNamespace(model=model, report=SimpleNamespace(agreement=1.0))
+
+
 TABLE: dict[str, Variant] = {
+    "dense": unpruned,
     "paper's method (asym-in-change)": variant(method="asym-in-change"),
     "default": variant(),
     "refine": variant(refine=4),
@@ -123,7 +129,7 @@ def jobs(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Variant,
         for name, make in table.items():
             if options.variants and name not in options.variants:
                 continue
-            for ratio in options.ratios:
+            for ratio in [1.0] if make is unpruned else options.ratios:
                 for count in counts:
                     key = {"variant": name, "compression": ratio, "seed": seed, "images": count}
                     yield key, make, count

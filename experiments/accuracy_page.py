@@ -43,9 +43,30 @@ def table() -> list[str]:
     paper = " | ".join(f"{PAPER[c]:.1f}" for c in RATIOS)
     lines.append(f"| *the paper's best, as published* | {paper} | | |")
     for name, by_ratio in values.items():
+        if name == "dense":
+            continue
         cells = " | ".join(f"{mean(by_ratio[c]):.1f}" if by_ratio.get(c) else "" for c in RATIOS)
         used = ", ".join(sorted(seeds[name]))
         lines.append(f"| {name} | {cells} | {mean(seconds[name]):.0f} | {used} |")
+    return lines
+
+
+def drops() -> list[str]:
+    """Points lost on the test images of other networks, mean over seeds."""
+    head = " | ".join(f"c = {c}" for c in RATIOS)
+    lines = [f"| network | dense | method | {head} | seeds |", "|---" * (len(RATIOS) + 4) + "|"]
+    for name in ("lenet", "vgg11"):
+        every = rows(f"accuracy/table-{name}.csv")
+        dense = next((float(r["top1"]) for r in every if r["variant"] == "dense"), None)
+        for variant in dict.fromkeys(r["variant"] for r in every if r["variant"] != "dense"):
+            own = [r for r in every if r["variant"] == variant]
+            cells = []
+            for c in RATIOS:
+                values = [float(r["top1"]) for r in own if float(r["compression"]) == c]
+                known = bool(values) and dense is not None
+                cells.append(f"{mean(values) - dense:+.2f}" if known else "")
+            seeds = ", ".join(sorted({r["seed"] for r in own}))
+            lines.append(f"| {name} | {dense} | {variant} | {' | '.join(cells)} | {seeds} |")
     return lines
 
 
@@ -108,6 +129,8 @@ def main() -> None:
     if rows("accuracy/images.csv"):
         parts += ["\n## How many images\n"]
         parts += ["On the same 10,000 training images.\n", *images()]
+    if rows("accuracy/table-lenet.csv"):
+        parts += ["\n## LeNet and VGG11, points lost on test images\n", *drops()]
     parts += [
         "\n## Other networks\n",
         "The paper's best method → the default, in per cent; of the language model, perplexity.",

@@ -67,7 +67,7 @@ def variant(**options: Any) -> Variant:
 def recovered(model: nn.Module, data: Data, removed: float, seed: int) -> subprune.Result:
     """The default, then trained for a quarter of an hour, a few sequences at a time."""
     result = prune(model, data, removed, seed)
-    return subprune.recover(result, data, minutes=15, batch=4, seed=seed)
+    return subprune.recover(result, data, minutes=15, seed=seed)
 
 
 def compensated(model: nn.Module, data: Data, removed: float, seed: int) -> subprune.Result:

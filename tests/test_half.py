@@ -136,6 +136,21 @@ def test_cut_is_mask_in_half_precision(name: str, dtype: torch.dtype) -> None:
     assert dtypes(small) == dtypes(model)
 
 
+@pytest.mark.parametrize("name", ["cnn", "llama"])
+def test_recover_trains_in_more_and_gives_half_back(name: str) -> None:
+    half, _, data = made(name, torch.bfloat16)
+    result = subprune.prune(half, data, keep=0.2, fit="keep", **QUIET)
+    better = subprune.recover(result, data, steps=30, rate=1e-3, progress=False)
+    assert dtypes(better.model) == dtypes(result.model)
+    assert better.recovery is not None
+    assert better.recovery.loss[1] < better.recovery.loss[0]
+    changed = [
+        not torch.equal(a, b)
+        for a, b in zip(better.model.parameters(), result.model.parameters(), strict=True)
+    ]
+    assert any(changed)
+
+
 def test_a_wrong_cut_is_still_noticed() -> None:
     from subprune.cutting.masking import mask
     from subprune.cutting.surgery import cut

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import subprune
+from subprune.data.batches import Batch
 from subprune.distil.augment import Sampler
+from subprune.distil.recover import _batch_size
 from subprune.distil.training import answer_loss, features
 from subprune.errors import DataError, OptionError
 
@@ -147,3 +149,12 @@ def test_what_is_missing_is_named(pruned: Any) -> None:
         subprune.recover(replace(result, dense=None), x, progress=False)
     with pytest.raises(DataError, match="hold out"):
         subprune.recover(result, x[:1], progress=False)
+
+
+def test_sequences_count_with_their_tokens() -> None:
+    def batch(*shape: int) -> Batch:
+        return Batch(((torch.zeros(shape, dtype=torch.int64),), {}), None, shape[0])
+
+    assert [_batch_size(batch(8, n)) for n in (1, 12, 256, 4096)] == [64, 64, 4, 1]
+    images = Batch(((torch.zeros(8, 3, 9, 9),), {}), None, 8)
+    assert _batch_size(images) == 64

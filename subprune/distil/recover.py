@@ -19,6 +19,7 @@ from subprune.distil.training import Course, train
 from subprune.errors import DataError, OptionError
 from subprune.keywords import must_be
 from subprune.measure.answers import main_output, read
+from subprune.measure.language import token_count
 from subprune.program.program import flat_tensors
 from subprune.progress import Step, progress_bar
 from subprune.report.recovery import Recovery
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["recover"]
 
 _HELD_OUT = 8  # one of so many inputs is never trained on
+_INPUTS, _TOKENS = 64, 1024  # of a step, at most
 
 
 def recover(
@@ -39,7 +41,7 @@ def recover(
     minutes: float = 10.0,
     steps: int | None = None,
     rate: float = 1e-4,
-    batch: int = 64,
+    batch: int | None = None,
     augment: bool = True,
     n_samples: int | str | None = None,
     forward: Callable[[Any], Any] | None = None,
@@ -59,7 +61,7 @@ def recover(
         minutes: how long it may take.
         steps: how many steps at most; by default as many as the minutes allow.
         rate: the highest learning rate of Adam; small, since the start is good.
-        batch: inputs of a step.
+        batch: inputs of a step; by default 64, of long sequences as many as have 1,024 tokens.
         augment: whether images are cropped, mirrored and mixed.
         n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
@@ -84,7 +86,8 @@ def recover(
             f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
         )
     sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
-    course = Course(minutes=minutes, rate=rate, batch=batch, steps=steps)
+    size = _batch_size(seen[0]) if batch is None else batch
+    course = Course(minutes=minutes, rate=rate, batch=size, steps=steps)
     with (
         progress_bar({"training": course.looks + 1}, progress) as tick,
         _at_rest(teacher, result.model),
@@ -106,7 +109,13 @@ def recover(
     return replace(result, model=training.model, report=report, recovery=recovery)
 
 
-def _check(*, minutes: float, steps: int | None, rate: float, batch: int) -> None:
+def _batch_size(batch: Batch) -> int:
+    """Inputs of a step: sequences count with their tokens."""
+    tokens = token_count(batch) // max(1, batch.size)
+    return max(1, min(_INPUTS, _TOKENS // max(1, tokens)))
+
+
+def _check(*, minutes: float, steps: int | None, rate: float, batch: int | None) -> None:
     for name, value in (("minutes", minutes), ("rate", rate)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:

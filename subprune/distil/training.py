@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from subprune.data.tokens import counted_by_shape
 from subprune.measure.answers import main_output
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Course", "Training", "answer_loss", "features", "train"]
 
+_HALF = (torch.float16, torch.bfloat16)
 _WARMING = 0.05  # share of the course in which the rate rises
 
 
@@ -66,8 +68,14 @@ def train(
 ) -> Training:
     """Train a copy of `small`; both models are in eval mode. dim: of the classes; None: numbers."""
     started = time.perf_counter()
-    model = copy.deepcopy(small)
-    names = features(dense, model, held_out)
+    names = features(dense, small, held_out)
+    # Small steps vanish in half precision: such a model is trained in float32, and converted back.
+    model, half = copy.deepcopy(small), any(p.dtype in _HALF for p in small.parameters())
+    model = model.float() if half else model
+
+    def outputs(arguments: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, list[Tensor]]:
+        return _outputs(model, names, tree_map(_widened, arguments) if half else arguments)
+
     trained = [p.requires_grad_() for p in model.parameters() if p.is_floating_point()]
     optimiser = torch.optim.Adam(trained, lr=course.rate)
     with torch.no_grad():
@@ -75,7 +83,7 @@ def train(
 
     def look() -> float:
         with torch.no_grad():
-            given = _outputs(model, (), held_out)[0]
+            given = outputs(held_out)[0]
             where = counted_by_shape(held_out, wanted.shape)
             return float(answer_loss(wanted, given, dim, where))
 
@@ -106,7 +114,7 @@ def train(
         arguments = sampler.draw(numbers)
         with torch.no_grad():
             answers, aims = _outputs(dense, names, arguments)
-        given, values = _outputs(model, names, arguments)
+        given, values = outputs(arguments, names)
         where = [counted_by_shape(arguments, x.shape) for x in (answers, *aims)]
         loss = answer_loss(answers, given, dim, where[0])
         loss = loss + _feature_loss(aims, values, where[1:])
@@ -121,15 +129,23 @@ def train(
     return training
 
 
+def _widened(x: Any) -> Any:
+    """In float32, where it is in half precision."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in _HALF else x
+
+
 def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in model.state_dict().items()}
 
 
 def _as_before(model: nn.Module, given: nn.Module) -> None:
-    """No gradients left, and parameters that want some are those that did."""
+    """No gradients left, types as they were, and parameters that want gradients are those that did."""
     for mine, theirs in zip(model.parameters(), given.parameters(), strict=True):
         mine.grad = None
+        mine.data = mine.data.to(theirs.dtype)
         mine.requires_grad_(theirs.requires_grad)
+    for buffer, old in zip(model.buffers(), given.buffers(), strict=True):
+        buffer.data = buffer.data.to(old.dtype)
 
 
 def _endless(sampler: Sampler, size: int) -> Iterator[Tensor]:
