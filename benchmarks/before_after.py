@@ -42,7 +42,9 @@ def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str
         words = [sys.executable, "-c", CPU_CLOCK, script, "--child", part]
     for flag, folder in (("--data-dir", options.data_dir), ("--models-dir", options.models_dir)):
         words += [flag, str(folder.resolve())] if folder else []
-    run = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    run = subprocess.run(
+        words, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
+    )
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
