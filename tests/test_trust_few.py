@@ -128,6 +128,23 @@ def test_the_strength_is_the_one_that_held_out_rows_prefer(noise: float) -> None
     )
 
 
+def test_of_many_outputs_some_say_which_strength_is_best() -> None:
+    """The fit itself is that of all; its strength is within one step of what all prefer."""
+    random = torch.Generator().manual_seed(0)
+    b = torch.randn(48, 30, generator=random, dtype=torch.float64)
+    mix = torch.randn(30, 400, generator=random, dtype=torch.float64)
+    y = b @ mix + 4 * torch.randn(48, 400, generator=random, dtype=torch.float64)
+    folds = FoldedStatistics([gathered(b[f::4], y[f::4], torch.arange(30)) for f in range(4)])
+    old = torch.zeros(30, 400, dtype=torch.float64)
+    own = cross_fit(folds, folds.whole(), range(30), old, STRENGTHS)
+    every = [cross_fit(folds, folds.whole(), range(30), old, (r,)).held_out for r in STRENGTHS]
+    best = every.index(min(every))
+    assert own.ridge in STRENGTHS[max(0, best - 1) : best + 2]
+    assert own.held_out == pytest.approx(every[STRENGTHS.index(own.ridge)])
+    expected = solve(folds.whole(), range(30), ridge=own.ridge, toward=old)
+    torch.testing.assert_close(own.weight, expected.weight)
+
+
 def test_weights_do_not_explode() -> None:
     """Nearly equal columns and fewer rows than columns: plain least squares gives weights in the
     hundreds.

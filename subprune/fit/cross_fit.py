@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
-from subprune.fit.solver import Factors, Solution, relative_error, solve
+from subprune.fit.solver import Factors, Solution, energy_change, relative_error, solve
 
 if TYPE_CHECKING:
     from subprune.statistics.folds import FoldedStatistics
@@ -46,6 +46,9 @@ direction that data tells of, and keeps weights from growing along those that on
 
 _UNFELT = 1e-6
 """Outputs that count with less than this share of what the most important one does are left."""
+
+_OUTPUTS = 128
+"""Outputs that say which strength is best, evenly spread, where there are more."""
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
@@ -163,23 +166,39 @@ class _Trial:
         self.columns, self.old, self.intercept, self.factors = columns, old, intercept, factors
         self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
         self.energy = self.unseen.energy
+        self.toward = old[columns]  # [q, m]
         self._known: dict[float, Solution] = {}
+        self._changes: dict[float, float] = {}
 
     def _fit(self, strength: float) -> Solution:
         """For the kept columns [q]."""
         if strength not in self._known:
-            every = self.seen.units.unique().tolist()
-            toward = self.old[self.columns]
-            self._known[strength] = solve(
-                self.seen,
-                every,
-                ridge=strength,
-                toward=toward,
-                intercept=self.intercept,
-                ranked=False,
-                factors=self.factors,
-            )
+            self._known[strength] = self._solved(self.seen, strength, self.toward)
         return self._known[strength]
+
+    def _solved(self, seen: Statistics, strength: float, toward: Tensor) -> Solution:
+        return solve(
+            seen,
+            seen.units.unique().tolist(),
+            ridge=strength,
+            toward=toward,
+            intercept=self.intercept,
+            ranked=False,
+            factors=self.factors,
+        )
+
+    def change(self, strength: float) -> float:
+        """What the fit does to the fold's energy; of many outputs, to that of some."""
+        outputs = self.seen.outputs
+        if outputs <= _OUTPUTS:
+            fit = self._fit(strength)
+            return energy_change(self.unseen, fit.weight, fit.shift)
+        if strength not in self._changes:
+            some = torch.linspace(0, outputs - 1, _OUTPUTS).round().long()
+            fit = self._solved(_some_outputs(self.seen, some), strength, self.toward[:, some])
+            unseen = _some_outputs(self.unseen, some)
+            self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
+        return self._changes[strength]
 
     def residual(self, strength: float) -> float:
         """What the fit leaves of the fold's energy."""
@@ -199,6 +218,12 @@ class _Trial:
         return new
 
 
+def _some_outputs(stats: Statistics, outputs: Tensor) -> Statistics:
+    """The statistics of some outputs; ‖Y‖² stays that of all."""
+    at = outputs.to(stats.cross.device)
+    return replace(stats, cross=stats.cross[:, at], target_sums=stats.target_sums[at])
+
+
 def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> float:
     """The strength with the least held-out error.
 
@@ -206,10 +231,10 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
     """
     if len(strengths) == 1:
         return strengths[0]
-    residuals = [trials[0].residual(strength) for strength in strengths]
-    best = residuals.index(min(residuals))
+    changes = [trials[0].change(strength) for strength in strengths]
+    best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
-    return min(near, key=lambda strength: sum(trial.residual(strength) for trial in trials))
+    return min(near, key=lambda strength: sum(trial.change(strength) for trial in trials))
 
 
 def together(fits: Sequence[Fitted]) -> Figures:

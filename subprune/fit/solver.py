@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from subprune.statistics.statistics import Statistics
 
-__all__ = ["Factors", "Solution", "relative_error", "solve", "unfitted"]
+__all__ = ["Factors", "Solution", "energy_change", "relative_error", "solve", "unfitted"]
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,14 @@ def relative_error(stats: Statistics, weight: Tensor, shift: Tensor | None = Non
     """
     if stats.energy == 0:
         return 0.0
-    residual_energy = stats.energy + float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
+    return max(0.0, stats.energy + energy_change(stats, weight, shift)) / stats.energy
+
+
+def energy_change(stats: Statistics, weight: Tensor, shift: Tensor | None = None) -> float:
+    """‖Y − B·weight − 1·shiftᵀ‖² − ‖Y‖²: below zero, if the fit is better than none."""
+    change = float((weight * (stats.gram @ weight - 2 * stats.cross)).sum())
     if shift is not None:
         # The constant column's own part: 2·sᵀ(Wᵀ·Bᵀ1 − Yᵀ1) + n·‖s‖².
         sums = weight.T @ stats.sums - stats.target_sums  # [m]
-        residual_energy += float(shift @ (2 * sums + stats.rows * shift))
-    return max(0.0, residual_energy) / stats.energy
+        change += float(shift @ (2 * sums + stats.rows * shift))
+    return change
