@@ -21,11 +21,11 @@ from subprune.budget.accuracy import FRACTIONS, accuracy_curves
 from subprune.data.batches import batches
 from subprune.loop.looks import curves
 from subprune.loop.recipe import Recipe
-from subprune.loop.tour import in_order
 from subprune.measure.measurements import accuracy
 from subprune.methods import find_method
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
+from subprune.structure.groups import in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights

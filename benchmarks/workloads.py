@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.data.batches import batches
-from subprune.loop.tour import in_order
 from subprune.select.greedy import greedy
 from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.calibration import Calibration
@@ -28,7 +27,7 @@ from subprune.statistics.place import Place as Stand
 from subprune.statistics.statistics import Statistics
 from subprune.statistics.targets import Layer
 from subprune.structure.cost import CostModel
-from subprune.structure.groups import Group
+from subprune.structure.groups import Group, in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights

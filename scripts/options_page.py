@@ -9,14 +9,14 @@ from pathlib import Path
 
 from subprune.keywords import Option, describe
 from subprune.messages import FLAGS
-from subprune.options import OPTIONS
+from subprune.options.table import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 HEAD = """# All options
 
 Options of `subprune.prune` and `subprune.forecast`, which take them by name, and of `subprune prune`, whose flags are the
 same names: `round_to=8` in Python is `--round-to 8` on the command line. A switch that is on is turned off with `--no-`.
-This page is made by `scripts/options_page.py` from the table in `subprune/options.py`, as signature and flags are.
+This page is made by `scripts/options_page.py` from the table in `subprune/options/table.py`, as signature and flags are.
 """
 
 

@@ -24,12 +24,11 @@ from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
 from subprune.errors import BudgetError, DataError, OptionError, StructureError, closest
 from subprune.keywords import takes
-from subprune.loop.tour import in_order
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
 from subprune.methods import METHODS, Method
-from subprune.options import Options
+from subprune.options.table import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.program.record import not_taken
@@ -43,6 +42,7 @@ from subprune.statistics.metric import measure_metric
 from subprune.statistics.targets import TARGETS
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
     from subprune.statistics.target import Target

@@ -31,13 +31,13 @@ from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
 from subprune.loop.looks import curves
-from subprune.loop.tour import in_order
 from subprune.measure.measurements import accuracy, agreement, count_parameters
 from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
 from subprune.statistics.runs import Passage
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.models import shipped_lenet
 

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from views import statistics_at
 
 from subprune.data.batches import batches
-from subprune.loop.tour import in_order
 from subprune.select.greedy import greedy
 from subprune.select.keep_order import KeepOrder
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.columns import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.runs import Run
-from subprune.structure.groups import Group
+from subprune.structure.groups import Group, in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights

@@ -26,7 +26,8 @@ from subprune.fit.fits import FITS, FitName
 from subprune.guarantees import guarantees
 from subprune.keywords import option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
-from subprune.options import GOALS, OPTIONS, GuaranteeOptions, Options
+from subprune.options.checks import GOALS
+from subprune.options.table import OPTIONS, GuaranteeOptions, Options
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.targets import TARGETS, TargetName
 

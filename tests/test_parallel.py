@@ -11,9 +11,9 @@ from views import statistics_at
 
 import subprune
 from subprune.data.batches import batches
-from subprune.loop.tour import in_order
 from subprune.program import parallel
 from subprune.statistics.calibration import Calibration
+from subprune.structure.groups import in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build, shipped_lenet
 

@@ -14,11 +14,11 @@ import subprune
 from subprune.cutting.masking import mask
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError, SubpruneError
-from subprune.loop.tour import in_order
 from subprune.program.record import as_inputs
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage
 from subprune.structure.analysis import find_groups
+from subprune.structure.groups import in_order
 from subprune.zoo.datasets import load
 from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, shipped_lenet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from subprune.loop.recipe import Recipe
-from subprune.loop.tour import Tour, in_order
+from subprune.loop.tour import Tour
 from subprune.methods import find_method
 from subprune.select.selector import Setting, View
 from subprune.statistics.calibration import Calibration
@@ -14,7 +14,7 @@ from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
 from subprune.statistics.target import Target
 from subprune.statistics.targets import Layer
-from subprune.structure.groups import Group
+from subprune.structure.groups import Group, in_order
 
 __all__ = ["recipe_of", "setting_of", "statistics_at", "views"]
 

@@ -28,7 +28,6 @@ from subprune.errors import BudgetError, DataError, OptionError
 from subprune.fit.fit import Fit
 from subprune.fit.keep import Keep
 from subprune.loop.recipe import Recipe
-from subprune.loop.tour import in_order
 from subprune.measure import measurements as measure
 from subprune.methods import find_method
 from subprune.select.selector import Setting
@@ -37,6 +36,7 @@ from subprune.statistics.calibration import Calibration
 from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
+from subprune.structure.groups import in_order
 from subprune.zoo.datasets import Images, calibration_batches, load, split_verification
 from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build, shipped_lenet

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill
-from subprune.loop.tour import Tour, in_order
+from subprune.loop.tour import Tour
 from subprune.select.sensitivity import DELTA, Sensitivity, distinct, sensitivity
+from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
     from subprune.loop.visits import Tick

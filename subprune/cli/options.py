@@ -12,7 +12,7 @@ import typer
 
 from subprune.keywords import Option, describe
 from subprune.messages import FLAGS
-from subprune.options import OPTIONS
+from subprune.options.table import OPTIONS
 
 __all__ = [
     "TABLED",

@@ -23,7 +23,7 @@ from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
-from subprune.options import Options
+from subprune.options.table import Options
 from subprune.progress import progress_bar
 from subprune.report.forecast import Forecast
 from subprune.result import Result

@@ -26,9 +26,8 @@ from subprune.errors import closest
 from subprune.guarantees import bounds
 from subprune.keywords import takes
 from subprune.loop.looks import looks
-from subprune.loop.tour import in_order
 from subprune.loop.walk import walk
-from subprune.options import GuaranteeOptions
+from subprune.options.table import GuaranteeOptions
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import progress_bar
@@ -36,6 +35,7 @@ from subprune.select.greedy import greedy
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.structure.choose import choose_groups
+from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe

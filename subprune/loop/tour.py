@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
     Refit = Callable[[Place, Sequence[Tensors]], tuple[list[Tensors], Figures]]
 
-__all__ = ["Tour", "in_order", "switched_off"]
-
-
-def in_order(groups: Sequence[Group]) -> list[Group]:
-    """Forward order: by the first layer that reads the units."""
-    return sorted(groups, key=lambda g: (min(c.use.op for c in g.reweightable), g.first_op))
+__all__ = ["Tour", "switched_off"]
 
 
 class Tour:

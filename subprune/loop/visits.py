@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from subprune.errors import OptionError
-from subprune.loop.tour import Tour, in_order
 from subprune.program import parallel
 from subprune.select.selector import Ranking, Setting, View
 from subprune.statistics.place import Gathered, generator
-from subprune.structure.groups import Group
+from subprune.structure.groups import Group, in_order
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
+    from subprune.loop.tour import Tour
     from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
     from subprune.statistics.statistics import Statistics

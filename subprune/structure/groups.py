@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from subprune.structure.flow import Use
     from subprune.structure.landing import Landing
 
-__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term"]
+__all__ = ["Consumer", "Group", "Narrowing", "Slot", "Span", "Structure", "Term", "in_order"]
 
 Units = NDArray[np.int64]
 
@@ -163,6 +163,11 @@ class Group:
             f"Group({self.name!r}, {self.kind}, {self.n_units} units, "
             f"read by {readers or 'nothing'})"
         )
+
+
+def in_order(groups: Sequence[Group]) -> list[Group]:
+    """Forward order: by the first layer that reads the units."""
+    return sorted(groups, key=lambda g: (min(c.use.op for c in g.reweightable), g.first_op))
 
 
 @dataclass(frozen=True, eq=False)

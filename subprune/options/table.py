@@ -6,7 +6,7 @@ contradictions. Goals, names of groups and amounts of data are checked where bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,32 @@ from torch import nn
 
 from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
 from subprune.budget.demand import Allocator
-from subprune.budget.explicit import share_of
-from subprune.budget.goal import Goal, Part, Shares, amount
-from subprune.data.tokens import token_limit
-from subprune.data.views import VIEWS
-from subprune.errors import BudgetError, OptionError, closest
+from subprune.budget.goal import Goal, Part, Shares
+from subprune.errors import OptionError
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS, FitName
 from subprune.keywords import Option, check_kind, must_be, option, options_of, same
 from subprune.loop.recipe import Recipe
-from subprune.messages import KEYWORDS, Message, listed
+from subprune.messages import KEYWORDS, Message
 from subprune.methods import DEFAULT_FIT, find_method, tuned
+from subprune.options.checks import (
+    GOALS,
+    check_call,
+    check_contradictions,
+    check_drift,
+    check_goal,
+    check_numbers,
+    check_refine,
+)
+from subprune.options.texts import (
+    as_amount,
+    as_budgets,
+    as_count,
+    as_part,
+    as_shares,
+    as_views,
+    class_names,
+)
 from subprune.progress import Step
 from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
@@ -36,10 +51,7 @@ from subprune.statistics.target import Patches, Target
 from subprune.statistics.targets import TARGETS, Asymmetric, TargetName
 from subprune.structure.choose import as_items
 
-__all__ = ["GOALS", "OPTIONS", "GuaranteeOptions", "Options"]
-
-GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
-"""What is asked for; a call gives exactly one of them."""
+__all__ = ["OPTIONS", "GuaranteeOptions", "Options"]
 
 _GOAL = "Goal (exactly one)"
 _MEASURE = "What the goal is measured on"
@@ -47,87 +59,6 @@ _HOW = "How units are chosen and weights fitted"
 _WHERE = "Which groups"
 _DATA = "Data"
 _WORK = "The work itself"
-
-
-def _amount(text: str) -> str | float:
-    """A number, or a share such as ``50%``."""
-    try:
-        return text if text.strip().endswith("%") else float(text)
-    except ValueError:
-        return text  # refused, with an explanation, where goals are checked
-
-
-def _budgets(texts: list[str]) -> dict[str, int]:
-    """``["conv1=3"]`` as ``{"conv1": 3}``."""
-    counts: dict[str, int] = {}
-    for text in texts:
-        name, equals, number = text.rpartition("=")
-        if not equals or not name or not number.isdigit() or len(number) > 12:
-            why = "{budgets:name} {got!r} must look like GROUP=UNITS, e.g. conv1=3"
-            raise OptionError(Message(why, got=text))
-        counts[name] = int(number)
-    return counts
-
-
-def _views(given: Any) -> tuple[str, ...] | None:
-    """Names of views, one or several."""
-    names = as_items(given)
-    for name in names:
-        if name not in VIEWS:
-            words = "{augment=}: {hint}allowed are {allowed}"
-            hint, allowed = closest(str(name), VIEWS), ", ".join(VIEWS)
-            raise OptionError(Message(words, augment=given, hint=hint, allowed=allowed))
-    return tuple(dict.fromkeys(names)) or None
-
-
-def _count(text: str) -> int | str:
-    """A number of inputs, or of tokens."""
-    try:
-        return int(text)
-    except ValueError:
-        return text  # refused, with an explanation, if it does not speak of tokens
-
-
-def _keep(texts: list[str]) -> Shares | None:
-    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict."""
-    if len(texts) == 1 and "=" not in texts[0]:
-        return _share(texts[0])
-    shares: dict[str, str | float] = {}
-    for text in texts:
-        name, equals, share = text.rpartition("=")
-        if not equals or not name:
-            why = "{keep:name} {got!r} must be one fraction, or NAME=FRACTION, e.g. head=0.75"
-            raise OptionError(Message(why, got=text))
-        shares[name] = _amount(share)
-    return shares
-
-
-def _share(text: str) -> float:
-    """``0.5`` or ``50%``; anything else is refused."""
-    return share_of(_amount(text))
-
-
-def _class_names(items: Iterable[Any]) -> list[str]:
-    """Names as they are, types and modules by the name of their class."""
-    return [x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in items]
-
-
-def _part(option_name: str, kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
-    """How a part of a method is given: the name of one, or one itself."""
-
-    def taken(value: Any) -> Any:
-        if isinstance(value, kind):
-            return value
-        if isinstance(value, str) and value in table:
-            return table[value]
-        words = f"{{{option_name}=}}: {{hint}}allowed are {{allowed}}, or an object of that kind"
-        hint, allowed = closest(str(value), table), ", ".join(table)
-        raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
-
-    def shown(value: Any) -> str:
-        return str(value.name) if table.get(value.name) == value else repr(value)
-
-    return {"panel": _HOW, "metavar": "NAME", "parse": str, "take": taken, "show": shown}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -146,14 +77,14 @@ class Options:
         "parameters left: a number, or a share such as 50%",
         panel=_GOAL,
         metavar="AMOUNT",
-        parse=_amount,
+        parse=as_amount,
     )
     flops: str | float | None = option(
         None,
         "FLOPs left for one input: a number, or a share such as 50%",
         panel=_GOAL,
         metavar="AMOUNT",
-        parse=_amount,
+        parse=as_amount,
     )
     latency: str | float | None = option(
         None,
@@ -161,7 +92,7 @@ class Options:
         "cutting candidates and timing them here and now",
         panel=_GOAL,
         metavar="AMOUNT",
-        parse=_amount,
+        parse=as_amount,
     )
     keep: Shares | None = option(
         None,
@@ -170,7 +101,7 @@ class Options:
         panel=_GOAL,
         metavar="SHARE or NAME=SHARE",
         several=True,
-        parse=_keep,
+        parse=as_shares,
         show=lambda keep: dict(keep) if isinstance(keep, Mapping) else keep,
     )
     budgets: Mapping[str, int] | None = option(
@@ -179,7 +110,7 @@ class Options:
         panel=_GOAL,
         metavar="GROUP=UNITS",
         several=True,
-        parse=_budgets,
+        parse=as_budgets,
         show=dict,
     )
     of: Part = option(
@@ -208,23 +139,27 @@ class Options:
         None,
         "what a layer should give, and from which inputs: layer, sequential or asymmetric; by "
         "default the method's own",
-        **_part("target", Target, TARGETS),
+        panel=_HOW,
+        **as_part("target", Target, TARGETS),
     )
     selector: SelectorName | Selector | None = option(
         None,
         "who chooses the units; by default the method's own",
-        **_part("selector", Selector, SELECTORS),
+        panel=_HOW,
+        **as_part("selector", Selector, SELECTORS),
     )
     fit: FitName | Fit | None = option(
         None,
         f"what the remaining weights become: {', '.join(FITS)}; by default the method's own",
-        **_part("fit", Fit, FITS),
+        panel=_HOW,
+        **as_part("fit", Fit, FITS),
     )
     allocate: AllocatorName | Allocator | None = option(
         None,
         f"how the goal is divided among the groups: {', '.join(ALLOCATORS)}; by default the "
         "method's own, or balanced",
-        **_part("allocate", Allocator, ALLOCATORS),
+        panel=_HOW,
+        **as_part("allocate", Allocator, ALLOCATORS),
     )
     ridge: float | None = option(
         None,
@@ -310,7 +245,7 @@ class Options:
         several=True,
         parse=list,
         take=as_items,  # a generator is read once
-        show=_class_names,
+        show=class_names,
     )
     ignore: Any = option(
         None,
@@ -320,7 +255,7 @@ class Options:
         several=True,
         parse=list,
         take=as_items,
-        show=_class_names,
+        show=class_names,
     )
     # ---- inputs -------------------------------------------------------------------------------
     n_samples: int | str | None = option(
@@ -332,7 +267,7 @@ class Options:
         ),
         panel=_DATA,
         metavar="NUMBER",
-        parse=_count,
+        parse=as_count,
     )
     augment: Any = option(
         None,
@@ -342,7 +277,7 @@ class Options:
         metavar="VIEW",
         several=True,
         parse=list,
-        take=_views,
+        take=as_views,
     )
     forward: Callable[[Any], Any] | None = option(
         None,
@@ -372,7 +307,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        _check_goal(self)
+        check_goal(self)
         if not isinstance(self.method, str):
             names = "a name that `subprune methods` lists"
             raise OptionError(must_be("method", names, self.method))
@@ -380,12 +315,12 @@ class Options:
         for o in OPTIONS.values():
             check_kind(o, getattr(self, o.name))
             object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
-        _check_drift(self)
+        check_drift(self)
         _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
-        _check_refine(self)
-        _check_contradictions(self)
-        _check_numbers(self)
-        _check_call(self)
+        check_refine(self)
+        check_contradictions(self)
+        check_numbers(self)
+        check_call(self)
 
     @property
     def recipe(self) -> Recipe:
@@ -402,7 +337,7 @@ class Options:
             tuned(target, patches=patches),
             tuned(selector, epsilon=self.epsilon),
             tuned(fit, ridge=self.ridge, folds=_folds(self, fit)),
-            drift=_drift(target) if refit else None,
+            drift=_drift_target(target) if refit else None,
             refine=self.refine,
             name=row.name,
             named=selector is row.selector,
@@ -492,148 +427,12 @@ def _folds(options: Options, fit: Fit) -> int | None:
     return _REFINED_FOLDS
 
 
-def _drift(target: Target) -> Target:
+def _drift_target(target: Target) -> Target:
     """What layers that lose no input should give, where those that do aim at this.
 
     Something of the dense model: what they give in the pruned one, they give already.
     """
     return replace(target, patches="all") if isinstance(target, Residual) else Asymmetric()
-
-
-# ---- checks --------------------------------------------------------------------------------------
-
-
-def _is_number(value: Any, kind: Any = int | float) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _check_goal(options: Options) -> None:
-    given = [name for name in GOALS if getattr(options, name) is not None]
-    if len(given) != 1:
-        raise OptionError(
-            Message(
-                "give exactly one goal of {goals}; got {given}",
-                goals=listed(GOALS),
-                given=listed(given, " and ") if given else "none",
-            )
-        )
-    for name in ("compression", "speedup"):
-        ratio = getattr(options, name)
-        if ratio is not None and not (_is_number(ratio) and ratio >= 1):
-            raise BudgetError(must_be(name, "a ratio of at least 1 (before / after)", ratio))
-    for name in ("params", "flops", "latency"):
-        if getattr(options, name) is not None:
-            amount(name, getattr(options, name), 1)
-    if isinstance(options.keep, Mapping):
-        _check_shares(options.keep)
-    if options.budgets is not None and not isinstance(options.budgets, Mapping):
-        kind = type(options.budgets).__name__
-        why = "{budgets:name} must be a dict such as {example}, got {got}"
-        raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
-
-
-def _check_shares(keep: Mapping[str, Any]) -> None:
-    if not keep or not all(isinstance(name, str) for name in keep):
-        why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
-        raise BudgetError(Message(why, example={"head": 0.75, "neuron": 0.5}, got=dict(keep)))
-    for share in keep.values():
-        share_of(share)
-
-
-def _check_drift(options: Options) -> None:
-    """Layers can be refitted on the way where there is a way, and something to fit with."""
-    if not options.drift:
-        return
-    recipe = options.recipe
-    if not recipe.target.sees_pruned:
-        why = "looks at the dense model alone, where nothing drifts"
-        raise OptionError(
-            Message(f"{{drift=}} has no effect: target {recipe.target.name!r} {why}", drift=True)
-        )
-    if not recipe.fit.needs_statistics:
-        words = f"{{drift=}} has no effect: fit {recipe.fit.name!r} fits nothing"
-        raise OptionError(Message(words, drift=True))
-
-
-def _check_refine(options: Options) -> None:
-    """Steps need the dense values at the landings, and readers that are fitted again."""
-    steps = options.refine
-    if not (_is_number(steps, int) and 0 <= steps <= 64):
-        raise OptionError(must_be("refine", "a whole number from 0 (none) to 64", steps))
-    if not steps:
-        return
-    recipe = options.recipe
-    if not isinstance(recipe.target, Residual):
-        words = f"{{refine=}} works with target 'residual' only, not with {recipe.target.name!r}"
-        raise OptionError(Message(words, refine=steps))
-    if not recipe.fit.needs_statistics:
-        words = f"{{refine=}} has no effect: fit {recipe.fit.name!r} fits nothing"
-        raise OptionError(Message(words, refine=steps))
-
-
-def _check_contradictions(options: Options) -> None:
-    """Options that would be ignored silently are refused."""
-    if options.latency is not None and options.time_calls is False:
-        raise OptionError(
-            Message(
-                "{latency=} is met by timing calls, and {time_calls=} forbids it; omit "
-                "{time_calls:name}, or ask for {speedup:name} instead",
-                latency=options.latency,
-                time_calls=False,
-            )
-        )
-    if options.budgets is not None and options.round_to is not None:
-        raise OptionError(
-            Message(
-                "{budgets=} says exactly how many units each group keeps, so {round_to=} has no "
-                "effect; omit it",
-                round_to=options.round_to,
-            )
-        )
-    if options.budgets is not None and options.allocate is not None:
-        raise OptionError(
-            Message(
-                "{budgets=} says how many units each group keeps, so there is nothing for "
-                "{allocate=} to divide; omit one of them",
-                allocate=options.allocator.name,
-            )
-        )
-    if options.of != "model" and not options.goal.measured:
-        given = next(name for name in GOALS if getattr(options, name) is not None)
-        words = (
-            f"{{of=}} has no effect with {{{given}:name}}, which says nothing about the model's "
-            "size; omit it, or ask for {params:name}, {compression:name}, {flops:name} or "
-            "{speedup:name}"
-        )
-        raise OptionError(Message(words, of=options.of))
-    shared = options.allocate is not None and bool(options.allocator.looks_at)
-    pooled = options.allocator.pools_units and not isinstance(options.keep, Mapping)
-    if options.keep is not None and shared and not pooled:
-        raise OptionError(
-            Message(
-                "{keep=} keeps the same fraction of every group, so {allocate=} has no effect; "
-                "omit {allocate:name}, or ask for {compression:name} or {speedup:name} instead",
-                keep=options.keep,
-                allocate=options.allocator.name,
-            )
-        )
-
-
-def _check_numbers(options: Options) -> None:
-    token_limit(options.n_samples)  # refuses what is neither inputs nor tokens
-    if not (_is_number(options.multiple, int) and options.multiple >= 1):
-        raise OptionError(must_be("round_to", "a positive integer", options.round_to))
-    if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
-        raise OptionError(must_be("seed", "an integer of 64 bits", options.seed))
-
-
-def _check_call(options: Options) -> None:
-    """Wrong types of what is not kept with the plan."""
-    if options.forward is not None and not callable(options.forward):
-        allowed = "a function from an item of data to the model's arguments"
-        raise OptionError(must_be("forward", allowed, options.forward))
-    if options.cache is not None and not isinstance(options.cache, str | Path):
-        raise OptionError(must_be("cache", "a folder", options.cache))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -681,7 +480,7 @@ class GuaranteeOptions:
         given = self.fit if isinstance(self.fit, Fit) else FITS[DEFAULT_FIT]
         fit = tuned(given, ridge=self.ridge, folds=self.folds)
         target = tuned(TARGETS[self.target], patches=self.patches)
-        return Recipe(target, Greedy(), fit, drift=_drift(target) if self.drift else None)
+        return Recipe(target, Greedy(), fit, drift=_drift_target(target) if self.drift else None)
 
     @property
     def shares(self) -> tuple[float, ...]:

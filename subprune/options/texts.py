@@ -1,0 +1,96 @@
+"""Values of options from text and shortcuts, and back to plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from subprune.budget.explicit import share_of
+from subprune.budget.goal import Shares
+from subprune.data.views import VIEWS
+from subprune.errors import OptionError, closest
+from subprune.messages import Message
+from subprune.structure.choose import as_items
+
+__all__ = ["as_amount", "as_budgets", "as_count", "as_part", "as_shares", "as_views", "class_names"]
+
+
+def as_amount(text: str) -> str | float:
+    """A number, or a share such as ``50%``."""
+    try:
+        return text if text.strip().endswith("%") else float(text)
+    except ValueError:
+        return text  # refused, with an explanation, where goals are checked
+
+
+def as_budgets(texts: list[str]) -> dict[str, int]:
+    """``["conv1=3"]`` as ``{"conv1": 3}``."""
+    counts: dict[str, int] = {}
+    for text in texts:
+        name, equals, number = text.rpartition("=")
+        if not equals or not name or not number.isdigit() or len(number) > 12:
+            why = "{budgets:name} {got!r} must look like GROUP=UNITS, e.g. conv1=3"
+            raise OptionError(Message(why, got=text))
+        counts[name] = int(number)
+    return counts
+
+
+def as_views(given: Any) -> tuple[str, ...] | None:
+    """Names of views, one or several."""
+    names = as_items(given)
+    for name in names:
+        if name not in VIEWS:
+            words = "{augment=}: {hint}allowed are {allowed}"
+            hint, allowed = closest(str(name), VIEWS), ", ".join(VIEWS)
+            raise OptionError(Message(words, augment=given, hint=hint, allowed=allowed))
+    return tuple(dict.fromkeys(names)) or None
+
+
+def as_count(text: str) -> int | str:
+    """A number of inputs, or of tokens."""
+    try:
+        return int(text)
+    except ValueError:
+        return text  # refused, with an explanation, if it does not speak of tokens
+
+
+def as_shares(texts: list[str]) -> Shares | None:
+    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return _share(texts[0])
+    shares: dict[str, str | float] = {}
+    for text in texts:
+        name, equals, share = text.rpartition("=")
+        if not equals or not name:
+            why = "{keep:name} {got!r} must be one fraction, or NAME=FRACTION, e.g. head=0.75"
+            raise OptionError(Message(why, got=text))
+        shares[name] = as_amount(share)
+    return shares
+
+
+def _share(text: str) -> float:
+    """``0.5`` or ``50%``; anything else is refused."""
+    return share_of(as_amount(text))
+
+
+def class_names(items: Iterable[Any]) -> list[str]:
+    """Names as they are, types and modules by the name of their class."""
+    return [x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in items]
+
+
+def as_part(option_name: str, kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """How a part of a method is given: the name of one, or one itself."""
+
+    def taken(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, str) and value in table:
+            return table[value]
+        words = f"{{{option_name}=}}: {{hint}}allowed are {{allowed}}, or an object of that kind"
+        hint, allowed = closest(str(value), table), ", ".join(table)
+        raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
+
+    def shown(value: Any) -> str:
+        return str(value.name) if table.get(value.name) == value else repr(value)
+
+    return {"metavar": "NAME", "parse": str, "take": taken, "show": shown}
