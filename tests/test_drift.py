@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from zoo import ZOO, run
 
 import subprune
 from subprune.errors import OptionError
+from subprune.fit.ridge import Ridge
+from subprune.plan import FITTED, UNFITTED
 from subprune.statistics.targets import Sequential
 
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
@@ -111,3 +114,34 @@ def test_networks_of_the_zoo(name: str) -> None:
         model, torch.zeros(1, 1), keep=0.5, drift=True, forward=lambda _: example, **QUIET
     )
     assert all(torch.isfinite(x).all() for x in run(result.model, example))
+
+
+def test_where_no_fit_helps_on_held_out_inputs_the_weights_stay() -> None:
+    """Eight noisy inputs for layers of six columns: what is fitted to six of them misleads."""
+    worse = kept = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model, x = Residual().double().eval(), torch.randn(8, 6, dtype=torch.float64)
+        result = subprune.prune(model, x, budgets={"a1": 12}, **QUIET)
+        for stages in result.plan.refitted.values():
+            before, after = dict(stages)[UNFITTED], dict(stages)[FITTED]
+            worse += after > 2 * before  # constants are still fitted, to six inputs
+            kept += 1
+    assert kept == 18  # b1, b2 and the head
+    assert worse == 0
+
+
+def test_an_infinite_ridge_keeps_the_weights() -> None:
+    model, x = net()
+    result = subprune.prune(model, x, budgets={"a1": 5}, drift=True, fit=Kept(), **QUIET)
+    for name in ("b1", "head"):
+        torch.testing.assert_close(
+            result.model.get_submodule(name).weight, model.get_submodule(name).weight
+        )
+
+
+class Kept(Ridge):
+    """Held-out inputs are not asked: the old weights stay."""
+
+    def strengths(self) -> tuple[float, ...]:
+        return (math.inf,)

@@ -45,5 +45,8 @@ class Ridge(LeastSquares):
         return replace(self, ridge=self.ridge or 0.0, folds=1)
 
     def strengths(self) -> Sequence[float]:
-        """All that are tried, or the one given."""
-        return STRENGTHS if self.ridge is None else (float(self.ridge),)
+        """All that are tried, or the one given; an infinite one keeps the old weights.
+
+        Where held-out inputs say that no fit is better than those, none is made.
+        """
+        return (*STRENGTHS, inf) if self.ridge is None else (float(self.ridge),)
