@@ -155,15 +155,14 @@ class Store:
         """Those of the keys that are now ours to run: not finished,
         and claimed by no living run.
         """
-        self._hold_lock()
         with self._write():
+            # Locks are made here alone, by one run at a time: one without a claim, and without a
+            # process, was left by a run that was killed in between.
+            self._hold_lock()
             open_ = set(keys) - self.finished()
             taken = dict(self._db.execute("SELECT key, owner FROM claims").fetchall())
-            dead = {
-                owner
-                for owner in set(taken.values())
-                if owner != self.owner and not self._alive(owner)
-            }
+            others = {*taken.values(), *self._lock_owners()} - {self.owner}
+            dead = {owner for owner in others if not self._alive(owner)}
             for owner in dead:
                 self._db.execute("DELETE FROM claims WHERE owner = ?", (owner,))
             free = {key for key in open_ if taken.get(key, self.owner) in {self.owner, *dead}}
@@ -172,8 +171,18 @@ class Store:
                 [(key, self.owner) for key in sorted(free)],
             )
         for owner in dead:
-            self._lock_file(owner).unlink(missing_ok=True)
+            for suffix in ("", "-journal"):
+                path = self._lock_file(owner)
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
         return free
+
+    def _lock_owners(self) -> set[str]:
+        """The runs that locks are there of."""
+        start = self._lock_file("").name
+        names = [path.name for path in self.path.parent.iterdir()]
+        return {
+            n.removeprefix(start).removesuffix("-journal") for n in names if n.startswith(start)
+        }
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
