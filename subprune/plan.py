@@ -61,6 +61,8 @@ class Plan:
     method: str
     options: dict[str, Any]
     target: str = ""  # what layers were to give
+    # the other parts by role, whether they were given or are the method's own
+    used: dict[str, str] = field(default_factory=dict)
     groups: tuple[GroupPlan, ...] = ()
     # layers that lost no input and were refitted all the same, with stages as those of groups
     refitted: dict[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)

@@ -126,6 +126,11 @@ def make_result(
     plan = Plan(
         method=options.method,
         target=options.recipe.target.name,
+        used={
+            "selector": options.recipe.selector.name,
+            "fit": options.recipe.fit.name,
+            "budgets": options.allocator.name,
+        },
         options=options.to_dict(),
         groups=parts,
         refitted={name: figures.stages for name, figures in done.refitted.items()},

@@ -56,7 +56,7 @@ def test_every_stage_of_the_default_is_named_and_helps() -> None:
     assert "layers that lost no input" in text
     page = result.report.to_html()
     assert "What each part brought" in page
-    assert "target residual" in page
+    assert "target residual, selector greedy, fit affine" in page
     assert Report.from_json(result.report.to_json()).plan.refitted.keys() == {"4"}
 
 
@@ -69,7 +69,7 @@ def test_a_layer_that_a_stage_left_alone_keeps_its_error() -> None:
     moved = group("a", (UNFITTED, 0.4), (FITTED, 0.2), (MOVED, 0.1))
     still = group("b", (UNFITTED, 0.8), (FITTED, 0.4))
     whole = GroupPlan(name="c", kind="neuron", units=4, kept=(0, 1, 2, 3), consumers=())
-    plan = Plan(method="auto", options={"fit": "affine"}, groups=(moved, still, whole))
+    plan = Plan(method="auto", options={}, used={"fit": "affine"}, groups=(moved, still, whole))
     (course,) = courses(plan)
     assert course.layers == 2
     assert [error for _, error in course.errors] == pytest.approx([0.6, 0.3, 0.25])

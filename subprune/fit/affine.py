@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from subprune.fit.least_squares import LeastSquares
 from subprune.fit.ridge import Ridge
 from subprune.statistics.arrival import factors
 
@@ -16,27 +17,29 @@ if TYPE_CHECKING:
     from subprune.fit.fit import Tensors, Work
     from subprune.structure.groups import Consumer
 
-__all__ = ["Affine", "has_place", "write_constants"]
+__all__ = ["Affine", "WithConstant"]
 
 
 @dataclass(frozen=True)
-class Affine(Ridge):
-    """Least squares with a ridge, and a constant that goes into the bias.
+class WithConstant(LeastSquares):
+    """A fit whose constant goes into the bias: what removed units gave on average is not lost.
 
-    What removed units gave on average is then not lost. The bias is the layer's own, or that of the
-    norm that follows it; a layer without either is fitted without the constant.
+    The bias is the layer's own, or that of the norm that follows it; a layer without either is
+    fitted without the constant.
     """
 
-    name: ClassVar[str] = "affine"
     norms: bool = True  # whether biases of norms take constants, or those of layers alone
 
-    def without_norms(self) -> Affine:
+    def without_norms(self) -> WithConstant:
         """With constants in biases of layers alone: the norms see to the means themselves."""
         return replace(self, norms=False)
 
     def has_constant(self, consumer: Consumer) -> bool:
         """Where there is a bias for it."""
-        return has_place(consumer, self.norms)
+        landing = consumer.landing
+        if landing is None or landing.constant is None:
+            return False
+        return self.norms or not landing.before
 
     def write(
         self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
@@ -44,20 +47,17 @@ class Affine(Ridge):
         """Put new weights and biases into the model and its versions."""
         super().write(work, consumer, models, fits)
         if self.has_constant(consumer):
-            write_constants(work, consumer, models, fits)
+            _write_constants(work, consumer, models, fits)
 
 
-def has_place(consumer: Consumer, norms: bool) -> bool:
-    """Whether there is a bias that takes a constant: the layer's own, or with `norms` that of the
-    norm that follows it.
-    """
-    landing = consumer.landing
-    if landing is None or landing.constant is None:
-        return False
-    return norms or not landing.before
+@dataclass(frozen=True)
+class Affine(WithConstant, Ridge):
+    """Least squares with a ridge, and a constant that goes into the bias."""
+
+    name: ClassVar[str] = "affine"
 
 
-def write_constants(
+def _write_constants(
     work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
 ) -> None:
     """Put new biases into the model and its versions.

@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from subprune.fit.affine import has_place, write_constants
+from subprune.fit.affine import WithConstant
 from subprune.fit.cross_fit import FOLDS
-from subprune.fit.least_squares import LeastSquares
-
-if TYPE_CHECKING:
-    from subprune.fit.cross_fit import Fitted
-    from subprune.fit.fit import Tensors, Work
-    from subprune.structure.groups import Consumer
 
 __all__ = ["Constant"]
 
 
 @dataclass(frozen=True)
-class Constant(LeastSquares):
+class Constant(WithConstant):
     """Weights stay as they are; what removed units gave on average goes into the bias.
 
     The bias compensation of FLAP (An et al. 2024, arXiv 2312.11983). A layer without a bias, and
@@ -28,7 +22,6 @@ class Constant(LeastSquares):
     """
 
     name: ClassVar[str] = "constant"
-    norms: bool = True  # whether biases of norms take constants, or those of layers alone
 
     @property
     def parts(self) -> int:
@@ -44,22 +37,6 @@ class Constant(LeastSquares):
         """Without anything held out."""
         return replace(self, folds=1)
 
-    def without_norms(self) -> Constant:
-        """With constants in biases of layers alone: the norms see to the means themselves."""
-        return replace(self, norms=False)
-
     def strengths(self) -> Sequence[float]:
         """A ridge that holds the weights where they are."""
         return (inf,)
-
-    def has_constant(self, consumer: Consumer) -> bool:
-        """Where there is a bias for it."""
-        return has_place(consumer, self.norms)
-
-    def write(
-        self, work: Work, consumer: Consumer, models: Sequence[Tensors], fits: Sequence[Fitted]
-    ) -> None:
-        """Put the biases into the model and its versions; removed columns become zero."""
-        super().write(work, consumer, models, fits)
-        if self.has_constant(consumer):
-            write_constants(work, consumer, models, fits)

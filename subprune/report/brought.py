@@ -50,9 +50,8 @@ def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
 
 def parts_used(plan: Plan) -> str:
     """The choices the pruning was made of, in words."""
-    names = {name: plan.options.get(name) for name in ("selector", "fit", "allocate")}
     words = [f"target {plan.target}"] if plan.target else []
-    words += [f"{name} {value}" for name, value in names.items() if value]
+    words += [f"{role} {name}" for role, name in plan.used.items() if name]
     words += [f"{len(plan.refitted)} layers refitted that lost no input"] if plan.refitted else []
     steps = sum(g.steps for g in plan.groups)
     return ", ".join([*words, *([f"{steps} steps of refining"] if steps else [])])
