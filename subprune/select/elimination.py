@@ -34,7 +34,7 @@ __all__ = ["Elimination", "without_fixed"]
 
 _PANEL = 128  # columns collected before G and C are updated
 _STRIP = 1024  # rows of G updated at a time, from the diagonal on
-_LARGE = 64 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
+_LARGE = 4 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
 _FADED = 1e-4  # share of its first trace at which H is recomputed from C, before rounding shows
 
 
