@@ -50,6 +50,9 @@ _UNFELT = 1e-6
 _OUTPUTS = 128
 """Outputs that say which strength is best, evenly spread, where there are more."""
 
+_KEPT = 128 * 2**20
+"""Bytes of factors that stay for other targets, beside those of the strength that is used."""
+
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
 
@@ -130,9 +133,10 @@ def cross_fit(
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
-    for fold in known.values():  # they are large: those that were only tried go
-        for other in [ridge for ridge in fold if ridge != strength]:
-            del fold[other]
+    if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
+        for fold in known.values():  # they are large: those that were only tried go
+            for other in [key for key in fold if key != (strength, intercept)]:
+                del fold[other]
     return Fitted(
         weight=final.weight,
         versions=versions,

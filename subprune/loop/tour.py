@@ -13,9 +13,11 @@ from torch import Tensor
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.loop.drift import drifting, station
 from subprune.program import parallel
+from subprune.program.ops import window
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
+from subprune.statistics.shared import SharedInputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +66,7 @@ class Tour:
         structure = calibration.structure
         waiting = [] if refit is None else drifting(structure, groups)
         self._stations = deque(station(structure, consumer) for consumer in waiting)
+        self._inputs = SharedInputs()
         # Layers that were refitted though none of their inputs went, and what that brought.
         self.refitted: dict[str, Figures] = {}
 
@@ -104,6 +107,7 @@ class Tour:
                 dense=self.dense.fork(),
                 seed=self.setting.seed,
                 metric=self.setting.metric,
+                inputs=self._inputs if _linear(layer) else None,
             )
             assert self._refit is not None
             models, self.refitted[layer.name] = self._refit(place, self.models)
@@ -160,6 +164,11 @@ class Tour:
             off = (units >= 0) & ~keep[units.clamp(min=0)]
             op = consumer.use.op
             self._removed[op] = self._removed[op] | off if op in self._removed else off
+
+
+def _linear(layer: Group) -> bool:
+    """Whether a station's layer reads rows, as they are."""
+    return window(layer.program.ops[layer.first_op]) is None
 
 
 def switched_off(group: Group, kept: Sequence[int], models: Sequence[Tensors]) -> list[Tensors]:

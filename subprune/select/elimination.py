@@ -290,6 +290,8 @@ def _add_upper(matrix: Tensor, a: Tensor, b: Tensor, factor: float, align: int =
 def _root(block: Tensor, tolerance: float) -> Tensor:
     """T [r, rank] with TᵀGT = 1 on the numerically independent columns of G [r, r], scaled to unit
     original diagonal. Dependent columns, found by pivoting, have zero rows in T."""
+    if len(block) == 1:
+        return block.rsqrt() if float(block) > tolerance else block[:, :0]
     lower, info = torch.linalg.cholesky_ex(block)
     chosen = torch.arange(len(block), device=block.device)
     if int(info) or not float(lower.diagonal().square().min()) > tolerance:

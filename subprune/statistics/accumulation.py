@@ -67,6 +67,7 @@ class Accumulator:
         self._energy = 0.0
         self._precision = torch.finfo(torch.float64).eps  # the worst so far
         self._products: Products | None = None
+        self._symmetric = False  # whether the products have been made so
         self._target_sums = torch.zeros(m, dtype=torch.float64)
         # rows, their targets and their sums, whose products are not made yet
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -129,6 +130,7 @@ class Accumulator:
         """
         self._precision = max(self._precision, torch.finfo(new.made_in).eps)
         self.rows += new.rows
+        self._symmetric = False
         if self._products is None:
             device = sum_device(new.gram.device)
             gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
@@ -146,8 +148,8 @@ class Accumulator:
             return parts[0]
         first = parts[0]
         total = cls(first.d, first.m, first.units, first.where)
+        total._symmetric = all(part._made_symmetric() for part in parts)
         for part in parts:
-            part._multiply_waiting()
             if part._products is None:
                 continue
             total._energy += part._energy
@@ -177,6 +179,7 @@ class Accumulator:
             if columns is not None and len(columns) < self.d:
                 cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
             total._products = Products(old.gram, cross, old.sums, 0, torch.float64)
+        total._symmetric = self._symmetric
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
         return total
@@ -187,11 +190,18 @@ class Accumulator:
         self._multiply_waiting()
         return 0 if self._products is None else sum(x.nbytes for x in self._products.tensors())
 
-    def _gathered(self) -> Products:
+    def _made_symmetric(self) -> bool:
+        """Let rounding make no difference between the two halves of BᵀB; True."""
         self._multiply_waiting()
+        if self._products is not None and not self._symmetric:
+            _symmetrise(self._products.gram)
+            self._symmetric = True
+        return True
+
+    def _gathered(self) -> Products:
+        self._made_symmetric()
         if self._products is None:
             raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
-        _symmetrise(self._products.gram)
         return self._products
 
     def result(self) -> Statistics:
