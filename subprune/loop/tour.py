@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.loop.drift import drifting, station
-from subprune.program import parallel
 from subprune.program.ops import window
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.place import Place
@@ -78,8 +76,7 @@ class Tour:
     def go_to(self, group: Group) -> Place:
         """Advance to the first layer that reads the group."""
         self._refit_before(min(c.use.op for c in group.consumers))
-        go = functools.partial(Passage.go_to, group=group)
-        marks = parallel.each(go, self._passages, self.current.on_cpu)
+        marks = [passage.go_to(group) for passage in self._passages]
         source = self.current if self.pruned else self.dense
         return Place(
             group=group,
@@ -99,8 +96,8 @@ class Tour:
         """Refit the layers on the way to an operation whose inputs have changed."""
         while self._stations and self._stations[0].first_op < stop:
             layer = self._stations.popleft()
-            go = functools.partial(Passage.advance, stop=layer.first_op)
-            parallel.each(go, self._passages, self.current.on_cpu)
+            for passage in self._passages:
+                passage.advance(layer.first_op)
             place = Place(
                 group=layer,
                 current=self.current.fork(),

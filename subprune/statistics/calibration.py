@@ -23,10 +23,12 @@ from subprune.structure.analysis import analyse
 if TYPE_CHECKING:
     from subprune.structure.groups import Structure
 
-__all__ = ["VALUE_BYTES", "Calibration"]
+__all__ = ["ALL_BYTES", "VALUE_BYTES", "Calibration"]
 
-VALUE_BYTES = 64 * 2**20
-"""Batches in which a value is larger than this are divided, if the model takes fewer inputs."""
+VALUE_BYTES, ALL_BYTES = 64 * 2**20, 2**30
+"""Batches in which a value is larger than this are divided, if the model takes fewer inputs; and
+those in which all values are together, which the metric's gradients need.
+"""
 
 
 @dataclass
@@ -125,16 +127,17 @@ def _handy(
 
 
 def _portion(program: Program, size: int) -> int:
-    """How many of a batch's inputs may run at once, such that no value is too large.
+    """How many of a batch's inputs may run at once, such that its values are not too large.
 
-    Two, as long as they are not very large: a dimension of length 1 tells less about a model.
+    Two, as long as those are not very large: a dimension of length 1 tells less about a model.
     """
-    made = [v for v in program.values.values() if v.source == "op"]
-    largest = max((math.prod(v.shape) * v.dtype.itemsize for v in made), default=0)
-    if largest <= VALUE_BYTES:
+    values = [v for v in program.values.values() if v.source == "op"]
+    sizes = [math.prod(v.shape) * v.dtype.itemsize for v in values]
+    excess = max(max(sizes, default=0) / VALUE_BYTES, sum(sizes) / ALL_BYTES)
+    if excess <= 1:
         return size
-    one = largest / max(1, size)
-    return max(2 if 2 * one <= 4 * VALUE_BYTES else 1, int(VALUE_BYTES / one))
+    share = size / excess
+    return max(2 if 4 * share >= 2 else 1, int(share))
 
 
 def _programs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -116,6 +116,14 @@ class Target(ABC):
                 for _ in folds
             ]
         return collectors
+
+    def _each(self, run: Run, work: Callable[[int], None]) -> None:
+        """Collect from every batch of a run."""
+        if self.patches == "random":  # drawn one after another
+            for i in range(len(run.envs)):
+                work(i)
+            return
+        run.each_fold(work)
 
     _symmetric: ClassVar[bool] = True  # whether Y = B·W, so that C follows from G
 
