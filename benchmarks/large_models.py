@@ -85,7 +85,7 @@ def row(options: argparse.Namespace) -> dict[str, Any]:
         "peak MB beyond": round(peak),
         "threads": options.threads or torch.get_num_threads(),
         "parts, wall seconds": parts,
-        "machine": describe()["cpu"],
+        "machine": f"{describe()['processor']}, {describe()['cores']} cores",
     }
 
 
