@@ -10,6 +10,7 @@ from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.sensitivity import Sampling
+from subprune.select.swap import Swap
 from subprune.select.wanda import Wanda
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = ["SELECTORS", "SelectorName"]
 SelectorName = Literal[
     "greedy",
     "backward",
+    "swap",
     "greedy-loss",
     "greedy-pool-loss",
     "sampling",
@@ -36,6 +38,7 @@ SELECTORS: dict[str, Selector] = {
     for selector in (
         Greedy(),
         Backward(),
+        Swap(),
         GreedyLoss(),
         GreedyPoolLoss(),
         Sampling(),
