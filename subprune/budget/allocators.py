@@ -11,6 +11,7 @@ from subprune.budget.felt import Felt
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
 from subprune.budget.score import Score
+from subprune.budget.search import Search
 from subprune.budget.uniform import Uniform
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ AllocatorName = Literal[
     "knapsack",
     "balanced",
     "output",
+    "search",
     "score",
     "sampling",
     "equal-accuracy",
@@ -39,6 +41,7 @@ ALLOCATORS: dict[str, Allocator] = {
         Knapsack(),
         Balanced(),
         Felt(),
+        Search(),
         Score(),
         SampleSize(),
         EqualAccuracy(),

@@ -108,7 +108,7 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     tour.apply(group, kept, models, visit.start)
     steps = 0
     if recipe.refine and visit.place is not None and visit.start is not None:
-        again, steps = _refined(tour, visit, kept, recipe, unfitted)
+        again, steps = _refined(tour, visit, kept, recipe, unfitted, figures.ridge)
         if again is not None:
             figures = replace(again, stages=(*figures.stages, (REFINED, again.left)))
     tour.skip_to(visit.gathered.passed)
@@ -167,7 +167,7 @@ def _in_rounds(
     # Strengths of a ridge: chosen anew for the first targets that moved, then kept; those of wide
     # layers, whose fits take long, are kept from the start.
     wide = any(s.width > _WIDE for s in work.gathered.statistics)
-    chosen: tuple[float, ...] = figures.ridge if wide else ()
+    chosen: tuple[float, ...] = figures.ridge if wide else work.ridge
     for _ in range(target.repeats if place is not None else 0):
         assert place is not None
         moved = target.moved(place, work.gathered, work.kept, new)
@@ -181,12 +181,18 @@ def _in_rounds(
 
 
 def _refined(
-    tour: Tour, visit: Visit, kept: tuple[int, ...], recipe: Recipe, unfitted: Sequence[Tensors]
+    tour: Tour,
+    visit: Visit,
+    kept: tuple[int, ...],
+    recipe: Recipe,
+    unfitted: Sequence[Tensors],
+    ridge: tuple[float, ...],
 ) -> tuple[Figures | None, int]:
     """Steps on the layers that make the units, with the readers fitted again after each.
 
-    unfitted: the model and its versions before the readers were fitted. Figures of the last fit,
-    None if no step stayed; and how many did.
+    unfitted: the model and its versions before the readers were fitted; ridge: the strengths that
+    were chosen for them, which stay. Figures of the last fit, None if no step stayed; and how many
+    did.
     """
     group, place = visit.group, visit.place
     assert place is not None
@@ -216,7 +222,7 @@ def _refined(
         models[0].update({n: tensors[n] for n in changing})
         here = replace(place, current=_at_readers(start, models[0], group))
         gathered = recipe.target.gather(here)
-        work = Work(group=small.group, kept=stay, gathered=gathered, changed=True)
+        work = Work(group=small.group, kept=stay, gathered=gathered, changed=True, ridge=ridge)
         new, figures = _in_rounds(work, recipe.fit, recipe.target, here, models)
         latest.append((switched_off(small.group, stay, new), figures))
         return latest[-1][0][0]
