@@ -27,7 +27,7 @@ from subprune.keywords import takes
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
-from subprune.methods import METHODS, Method
+from subprune.methods import METHODS, of_function
 from subprune.options.table import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
@@ -35,7 +35,7 @@ from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
-from subprune.select.selector import Answer, Function, Setting, View
+from subprune.select.selector import Answer, Setting, View
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
@@ -60,7 +60,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a
     DataLoader, or an iterable of tensors, tuples or dicts, batches or single samples. `forward`
     turns an item into the model's arguments where that does not fit. Of the options, which are
-    given by name, exactly one says what the smaller model may cost.
+    given by name, one or several limits say what the smaller model may cost.
 
     Args:
         model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
@@ -278,6 +278,7 @@ def _walk(
         counts,
         renew=options.batchnorm == "sequential",
         tick=lambda group: tick(f"pruning {group.name}"),
+        tell=options.callback or (lambda group: None),
     )
     return done, list(chosen)
 
@@ -317,7 +318,9 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
     goal = "budgets" if options.keep is None else "keep"
-    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options), goal)
+    chosen = choose_groups(
+        structure, calibration.model, only, ignore, _named(options), goal, options.streams
+    )
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -438,9 +441,8 @@ def method(
             raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
         if name in METHODS:
             raise OptionError(f"there is a method named {name!r} already; choose another name")
-        summary = (function.__doc__ or "").strip().split("\n")[0]
-        selector = Function(function, labels=labels, pool=train_data, runs=runs)
-        METHODS[name] = Method(name, target, selector, summary, allocate)
+        needs = {"labels": labels, "pool": train_data, "runs": runs}
+        METHODS[name] = of_function(function, name, target=target, allocate=allocate, **needs)
         return function
 
     return register

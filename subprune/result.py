@@ -124,7 +124,7 @@ def make_result(
     parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        method=options.method,
+        method=options.recipe.name,
         target=options.recipe.target.name,
         used={
             "selector": options.recipe.selector.name,

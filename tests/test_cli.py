@@ -317,8 +317,8 @@ def test_long_work_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- bad input -----------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
-    "no goal": (("prune", *LENET), "exactly one goal"),
-    "two goals": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "exactly one goal"),
+    "no goal": (("prune", *LENET), "give one goal"),
+    "two goals": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "give one goal"),
     "too much": (("prune", *LENET, "--compression", 1e9), "nearest feasible"),
     "too much, dry": (("prune", *LENET, "--compression", 1e9, "--dry-run"), "nearest feasible"),
     "a model's name": (

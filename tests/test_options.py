@@ -48,6 +48,7 @@ OTHER: dict[str, Any] = {
     "budgets": {"layer1.0.conv1": 3, "fc": 7},
     "of": "blocks",
     "uniform": True,
+    "streams": True,
     "method": "layer-in-change",
     "target": "layer",
     "selector": "random",
@@ -87,7 +88,11 @@ def parsed(words: list[str]) -> dict[str, Any]:
 
 def test_every_option_is_tried() -> None:
     assert [name for name, o in OPTIONS.items() if o.flag] == list(OTHER)
-    assert [name for name, o in OPTIONS.items() if not o.flag] == ["forward", "progress"]
+    assert [name for name, o in OPTIONS.items() if not o.flag] == [
+        "forward",
+        "progress",
+        "callback",
+    ]
     assert all(OTHER[name] != OPTIONS[name].default for name in OTHER)
 
 
@@ -111,8 +116,11 @@ def test_shares_by_name_are_said_in_every_spelling() -> None:
     assert tomllib.loads(KEYS.given("keep", keep)) == given
     assert eval(f"dict({KEYWORDS.given('keep', keep)})") == given
     assert read(parsed(["--keep", "50%"])) == {"keep": 0.5}
-    with pytest.raises(OptionError, match="NAME=FRACTION"):
-        read(parsed(["--keep", "head=0.75", "--keep", "0.5"]))
+    mixed = read(parsed(["--keep", "head=0.75", "--keep", "50%"]))
+    assert mixed == {"keep": {"head": 0.75, "*": "50%"}}
+    for words in (["--keep", "0.5", "--keep", "0.6"], ["--keep", "=0.5", "--keep", "a=1"]):
+        with pytest.raises(OptionError, match="NAME=FRACTION"):
+            read(parsed(words))
 
 
 def test_flags_that_are_not_given_leave_the_defaults() -> None:

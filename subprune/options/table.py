@@ -19,10 +19,10 @@ from subprune.budget.goal import Goal, Part, Shares
 from subprune.errors import OptionError
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS, FitName
-from subprune.keywords import Option, check_kind, must_be, option, options_of, same
+from subprune.keywords import Option, check_kind, option, options_of, same
 from subprune.loop.recipe import Recipe
 from subprune.messages import KEYWORDS, Message
-from subprune.methods import DEFAULT_FIT, find_method, tuned
+from subprune.methods import DEFAULT_FIT, METHODS, Method, find_method, tuned
 from subprune.options.checks import (
     GOALS,
     check_call,
@@ -36,14 +36,17 @@ from subprune.options.texts import (
     as_amount,
     as_budgets,
     as_count,
+    as_method,
     as_part,
     as_shares,
     as_views,
+    checked_shares,
     class_names,
 )
+from subprune.plan import GroupPlan
 from subprune.progress import Step
 from subprune.select.input_change import Greedy
-from subprune.select.selector import Selector
+from subprune.select.selector import Answer, Selector, View
 from subprune.select.selectors import SELECTORS, SelectorName
 from subprune.statistics.batchnorm import BatchNorm
 from subprune.statistics.residual import Residual
@@ -53,7 +56,7 @@ from subprune.structure.choose import as_items
 
 __all__ = ["OPTIONS", "GuaranteeOptions", "Options"]
 
-_GOAL = "Goal (exactly one)"
+_GOAL = "Goal (one of these, or several limits at once)"
 _MEASURE = "What the goal is measured on"
 _HOW = "How units are chosen and weights fitted"
 _WHERE = "Which groups"
@@ -94,14 +97,16 @@ class Options:
         metavar="AMOUNT",
         parse=as_amount,
     )
-    keep: Shares | None = option(
+    keep: Shares | str | None = option(
         None,
         "fraction of the units of every group; or of some, by kind (head, neuron, channel), name or "
-        "wildcard, of which the most specific counts, and what is not named stays whole",
+        "wildcard, of which the most specific counts, and what is not named stays whole, unless * "
+        "says how much of the rest is kept; 0.5 or 50%",
         panel=_GOAL,
         metavar="SHARE or NAME=SHARE",
         several=True,
         parse=as_shares,
+        take=checked_shares,
         show=lambda keep: dict(keep) if isinstance(keep, Mapping) else keep,
     )
     budgets: Mapping[str, int] | None = option(
@@ -129,11 +134,21 @@ class Options:
         "loads with from_pretrained",
         panel=_WHERE,
     )
+    streams: bool = option(
+        False,
+        "prune residual streams as well, which everything reads; by default only those that are "
+        "named themselves",
+        panel=_WHERE,
+    )
     # ---- how ----------------------------------------------------------------------------------
-    method: str = option(
+    method: str | Method | Callable[[View], Answer] = option(
         "auto",
-        "preset of the four choices below; `subprune methods` lists them",
+        "preset of the four choices below; `subprune methods` lists them; in Python also a function "
+        "that ranks the units of a group, as one given to subprune.method",
         panel=_HOW,
+        metavar="NAME",
+        take=as_method,
+        show=lambda method: find_method(method).name,
     )
     target: TargetName | Target | None = option(
         None,
@@ -306,15 +321,23 @@ class Options:
         variable=True,
     )
 
+    callback: Callable[[GroupPlan], Any] | None = option(
+        None,
+        "function that is told what was decided, group after group; an error that it raises stops "
+        "the work, and the model given is as it was",
+        panel=_WORK,
+        flag=False,
+        planned=False,
+        repeated=False,
+        variable=True,
+    )
+
     def __post_init__(self) -> None:
         check_goal(self)
-        if not isinstance(self.method, str):
-            names = "a name that `subprune methods` lists"
-            raise OptionError(must_be("method", names, self.method))
-        find_method(self.method)
         for o in OPTIONS.values():
             check_kind(o, getattr(self, o.name))
             object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
+        find_method(self.method)  # refuses a name that is not known
         check_drift(self)
         _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
         check_refine(self)
@@ -408,6 +431,8 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
     """Python source of a value; modules by their names in the model."""
     if isinstance(value, nn.Module):
         return repr(modules.get(id(value), type(value).__name__))
+    if isinstance(value, Method):
+        return _method_source(value)
     if isinstance(value, Target | Selector | Fit | Allocator):
         shown = OPTIONS["allocate" if isinstance(value, Allocator) else value.role].plain(value)
         return repr(shown) if shown == value.name else str(shown)
@@ -418,6 +443,13 @@ def _source(value: Any, modules: Mapping[int, str]) -> str:
     if isinstance(value, Mapping):
         return repr(dict(value))
     return repr(str(value) if isinstance(value, Path) else value)
+
+
+def _method_source(method: Method) -> str:
+    """The name of a registered method; of another its function's, as far as that is one."""
+    if METHODS.get(method.name) == method:
+        return repr(method.name)
+    return method.name if method.name.isidentifier() else "method"
 
 
 def _folds(options: Options, fit: Fit) -> int | None:

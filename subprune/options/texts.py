@@ -8,11 +8,23 @@ from typing import Any
 from subprune.budget.explicit import share_of
 from subprune.budget.goal import Shares
 from subprune.data.views import VIEWS
-from subprune.errors import OptionError, closest
+from subprune.errors import BudgetError, OptionError, closest
+from subprune.keywords import must_be
 from subprune.messages import Message
+from subprune.methods import Method, of_function
 from subprune.structure.choose import as_items
 
-__all__ = ["as_amount", "as_budgets", "as_count", "as_part", "as_shares", "as_views", "class_names"]
+__all__ = [
+    "as_amount",
+    "as_budgets",
+    "as_count",
+    "as_method",
+    "as_part",
+    "as_shares",
+    "as_views",
+    "checked_shares",
+    "class_names",
+]
 
 
 def as_amount(text: str) -> str | float:
@@ -55,22 +67,47 @@ def as_count(text: str) -> int | str:
 
 
 def as_shares(texts: list[str]) -> Shares | None:
-    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict."""
+    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict; a bare share among others is that
+    of everything that is not named.
+    """
     if len(texts) == 1 and "=" not in texts[0]:
-        return _share(texts[0])
+        return share_of(as_amount(texts[0]))
     shares: dict[str, str | float] = {}
     for text in texts:
         name, equals, share = text.rpartition("=")
-        if not equals or not name:
-            why = "{keep:name} {got!r} must be one fraction, or NAME=FRACTION, e.g. head=0.75"
+        if (equals and not name) or (name or _REST) in shares:
+            why = (
+                "{keep:name} {got!r} must look like NAME=FRACTION, e.g. head=0.75, or be the one "
+                "fraction of everything that is not named"
+            )
             raise OptionError(Message(why, got=text))
-        shares[name] = as_amount(share)
+        shares[name or _REST] = as_amount(share)
     return shares
 
 
-def _share(text: str) -> float:
-    """``0.5`` or ``50%``; anything else is refused."""
-    return share_of(as_amount(text))
+_REST = "*"  # what is not named otherwise
+
+
+def checked_shares(keep: Any) -> Shares:
+    """A fraction, ``"50%"``, or a dict of these by name, each of them checked."""
+    if not isinstance(keep, Mapping):
+        return share_of(keep)
+    if not keep or not all(isinstance(name, str) for name in keep):
+        why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
+        raise BudgetError(Message(why, example={"head": 0.75, "*": "50%"}, got=dict(keep)))
+    for share in keep.values():
+        share_of(share)
+    return dict(keep)
+
+
+def as_method(given: Any) -> str | Method:
+    """The name of a method, one itself, or a ranking function as a method of its own name."""
+    if isinstance(given, str | Method):
+        return given
+    if not callable(given) or isinstance(given, type):
+        names = "a name that `subprune methods` lists, or a function that ranks units"
+        raise OptionError(must_be("method", names, given))
+    return of_function(given)
 
 
 def class_names(items: Iterable[Any]) -> list[str]:
