@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
+from subprune.keywords import must_be
 from subprune.messages import Message
 from subprune.select.fluctuation import Fluctuation
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
@@ -162,6 +163,9 @@ def find_method(name: str | Method) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if isinstance(name, Method):
         return name
+    if not isinstance(name, str):
+        allowed = "a name that `subprune methods` lists, or a function that ranks units"
+        raise OptionError(must_be("method", allowed, name))
     if name not in METHODS:
         raise OptionError(
             Message(

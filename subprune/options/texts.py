@@ -9,7 +9,6 @@ from subprune.budget.explicit import share_of
 from subprune.budget.goal import Shares
 from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError, closest
-from subprune.keywords import must_be
 from subprune.messages import Message
 from subprune.methods import Method, of_function
 from subprune.structure.choose import as_items
@@ -102,12 +101,8 @@ def checked_shares(keep: Any) -> Shares:
 
 def as_method(given: Any) -> str | Method:
     """The name of a method, one itself, or a ranking function as a method of its own name."""
-    if isinstance(given, str | Method):
-        return given
-    if not callable(given) or isinstance(given, type):
-        names = "a name that `subprune methods` lists, or a function that ranks units"
-        raise OptionError(must_be("method", names, given))
-    return of_function(given)
+    ranks = callable(given) and not isinstance(given, type)
+    return of_function(given) if ranks else given
 
 
 def class_names(items: Iterable[Any]) -> list[str]:
