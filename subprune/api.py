@@ -28,7 +28,7 @@ from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
 from subprune.methods import METHODS, of_function
-from subprune.options.table import Options
+from subprune.options.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.program.record import not_taken

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
     from subprune.loop.walk import Walk
     from subprune.measure.stopwatch import Stopwatch
-    from subprune.options.table import Options
+    from subprune.options.options import Options
     from subprune.report.recovery import Recovery
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group

@@ -243,7 +243,7 @@ def test_pillow_reads_what_it_knows(tmp_path: Path) -> None:
     pil = pytest.importorskip(
         "PIL.Image", reason="Pillow is not installed: pip install 'subprune[images]'"
     )
-    from subprune.cli.arrays import read_image
+    from subprune.reading.arrays import read_image
 
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     pil.fromarray(pixels).save(tmp_path / "a.png")

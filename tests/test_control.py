@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import BudgetError, OptionError
-from subprune.options.table import Options
+from subprune.options.options import Options
 from subprune.plan import GroupPlan
 
 

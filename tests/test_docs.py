@@ -142,7 +142,7 @@ def parses(args: list[str]) -> bool:
     command, context = typer.main.get_command(app), None
     for word in args[:2]:
         context = command.make_context(word, [], parent=context, resilient_parsing=True)
-        command = command.get_command(context, word)  # type: ignore[attr-defined]
+        command = context.command.get_command(context, word)  # type: ignore[attr-defined]
     return command.make_context(args[1], args[2:], parent=context) is not None
 
 

@@ -18,18 +18,20 @@ import typer
 from torch import Tensor, nn
 
 import subprune
-from subprune.budget.allocators import ALLOCATORS, AllocatorName
+from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.app import app
 from subprune.cli.options import read, text_kind
 from subprune.errors import BudgetError, OptionError
-from subprune.fit.fits import FITS, FitName
+from subprune.fit.fits import FITS
 from subprune.guarantees import guarantees
 from subprune.keywords import option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options.checks import GOALS
-from subprune.options.table import OPTIONS, GuaranteeOptions, Options
-from subprune.select.selectors import SELECTORS, SelectorName
-from subprune.statistics.targets import TARGETS, TargetName
+from subprune.options.names import AllocatorName, FitName, SelectorName, TargetName
+from subprune.options.options import GuaranteeOptions, Options
+from subprune.options.table import OPTIONS
+from subprune.select.selectors import SELECTORS
+from subprune.statistics.targets import TARGETS
 
 if sys.version_info >= (3, 11):
     import tomllib
