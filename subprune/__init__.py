@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from subprune.io.storage import load, save
     from subprune.measure.quality import Evaluation, evaluate
     from subprune.methods import METHODS, Method
+    from subprune.program.ops import Norm, Product
+    from subprune.reading.reader import read_data
     from subprune.report.figures import Report
     from subprune.report.forecast import Forecast
     from subprune.report.inspection import Inspection, inspect
     from subprune.result import Result
     from subprune.select.selector import Ranking, View
     from subprune.structure.analysis import find_groups
+    from subprune.structure.registry import register_rule, unregister_rule
 
 __version__ = VERSION
 
@@ -34,6 +37,8 @@ __all__ = [
     "Forecast",
     "Inspection",
     "Method",
+    "Norm",
+    "Product",
     "Ranking",
     "Report",
     "Result",
@@ -48,8 +53,11 @@ __all__ = [
     "mask",
     "method",
     "prune",
+    "read_data",
     "recover",
+    "register_rule",
     "save",
+    "unregister_rule",
 ]
 
 if not TYPE_CHECKING:
@@ -63,12 +71,15 @@ if not TYPE_CHECKING:
         "subprune.io.storage": ("load", "save"),
         "subprune.measure.quality": ("Evaluation", "evaluate"),
         "subprune.methods": ("METHODS", "Method"),
+        "subprune.program.ops": ("Norm", "Product"),
+        "subprune.reading.reader": ("read_data",),
         "subprune.report.figures": ("Report",),
         "subprune.report.forecast": ("Forecast",),
         "subprune.report.inspection": ("Inspection", "inspect"),
         "subprune.result": ("Result",),
         "subprune.select.selector": ("Ranking", "View"),
         "subprune.structure.analysis": ("find_groups",),
+        "subprune.structure.registry": ("register_rule", "unregister_rule"),
     }
     _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
