@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from subprune.report.forecast import Forecast
     from subprune.report.inspection import Inspection, inspect
     from subprune.result import Result
+    from subprune.schedule.rounds import Round, Rounds, prune_in_rounds
     from subprune.select.selector import Ranking, View
     from subprune.structure.analysis import find_groups
     from subprune.structure.registry import register_rule, unregister_rule
@@ -42,6 +43,8 @@ __all__ = [
     "Ranking",
     "Report",
     "Result",
+    "Round",
+    "Rounds",
     "View",
     "cut",
     "evaluate",
@@ -53,6 +56,7 @@ __all__ = [
     "mask",
     "method",
     "prune",
+    "prune_in_rounds",
     "read_data",
     "recover",
     "register_rule",
@@ -77,6 +81,7 @@ if not TYPE_CHECKING:
         "subprune.report.forecast": ("Forecast",),
         "subprune.report.inspection": ("Inspection", "inspect"),
         "subprune.result": ("Result",),
+        "subprune.schedule.rounds": ("Round", "Rounds", "prune_in_rounds"),
         "subprune.select.selector": ("Ranking", "View"),
         "subprune.structure.analysis": ("find_groups",),
         "subprune.structure.registry": ("register_rule", "unregister_rule"),

@@ -33,6 +33,7 @@ from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
+from subprune.reading.reader import read_data
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
 from subprune.select.selector import Answer, Setting, View
@@ -58,7 +59,8 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     changed.
 
     `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a
-    DataLoader, or an iterable of tensors, tuples or dicts, batches or single samples. `forward`
+    DataLoader, an iterable of tensors, tuples or dicts, batches or single samples, or the path of
+    something that `read_data` reads. `forward`
     turns an item into the model's arguments where that does not fit. Of the options, which are
     given by name, one or several limits say what the smaller model may cost.
 
@@ -142,6 +144,7 @@ def _ready(
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
     tick("reading data")
+    data = _on_disk(data, model, options)
     inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
@@ -161,6 +164,16 @@ def _ready(
     demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
     remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
     return _Ready(demand, [*checked.notes, *left_whole(roles)], remarks)
+
+
+def _on_disk(data: Any, model: nn.Module, options: Options) -> Any:
+    """What a path stands for; anything else as it is."""
+    if not isinstance(data, str | Path):
+        return data
+    count = options.n_samples
+    return read_data(
+        data, model, n_samples=count if isinstance(count, int) else None, seed=options.seed
+    )
 
 
 def _unfelt(demand: Demand) -> list[str]:

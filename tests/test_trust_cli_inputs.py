@@ -15,10 +15,10 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from subprune.reading.arrays import read_arrays
 from subprune.cli.data import DataChoice, load_data
 from subprune.data.batches import take
 from subprune.errors import DataError, OptionError
+from subprune.reading.arrays import read_arrays
 
 
 @pytest.fixture
