@@ -27,10 +27,18 @@ from subprune.guarantees import guarantees
 from subprune.keywords import option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options.checks import GOALS
-from subprune.options.names import AllocatorName, FitName, SelectorName, TargetName
+from subprune.options.names import (
+    AllocatorName,
+    BatchNorm,
+    FitName,
+    Patches,
+    SelectorName,
+    TargetName,
+)
 from subprune.options.options import GuaranteeOptions, Options
 from subprune.options.table import OPTIONS
 from subprune.select.selectors import SELECTORS
+from subprune.statistics import batchnorm, target
 from subprune.statistics.targets import TARGETS
 
 if sys.version_info >= (3, 11):
@@ -158,6 +166,8 @@ def test_closed_sets_are_those_of_the_code() -> None:
     assert get_args(TargetName) == tuple(TARGETS)
     assert get_args(SelectorName) == tuple(SELECTORS)
     assert get_args(FitName) == tuple(FITS)
+    assert get_args(Patches) == get_args(target.Patches)
+    assert get_args(BatchNorm) == get_args(batchnorm.BatchNorm)
     assert set(GOALS) <= set(OPTIONS)
 
 

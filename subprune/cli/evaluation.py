@@ -13,6 +13,7 @@ from subprune.cli.models import Loaded, load
 from subprune.errors import DataError, OptionError
 from subprune.measure.quality import evaluate as measure
 from subprune.measure.quality import is_text
+from subprune.reading.reader import ARRAYS
 from subprune.reading.sentences import SUFFIXES, load_text
 from subprune.zoo.datasets import dataset_names
 
@@ -81,8 +82,8 @@ def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None
             raise OptionError("a text is read with a tokenizer: give its folder with --tokenizer")
         assert loaded.model is not None
         return load_text(path, loaded.model, folder, n_samples or _ALL, how.context)
-    if how.tokenizer is not None and path.suffix in (".npy", ".npz", ".safetensors"):
-        raise OptionError(f"--tokenizer is for texts ({', '.join(SUFFIXES)}, tables); omit it")
+    if how.tokenizer is not None and (data in dataset_names() or path.suffix in ARRAYS):
+        raise OptionError(f"--tokenizer is for texts ({', '.join(SUFFIXES)}) and tables; omit it")
     used = how if how.tokenizer or how.column else replace(how, context=None)
     choice = DataChoice(data, n_samples, 0, used, option="DATA", loaded=loaded)
     if data in dataset_names():

@@ -55,8 +55,8 @@ def export(
         saved = saved / _MODEL
     if saved.suffix != ".safetensors" or not saved.is_file():
         raise DataError(
-            f"there is no saved model at {str(saved)!r}; give a folder that `subprune prune` "
-            "wrote, or a .safetensors file that it or save() did"
+            f"there is no saved model at {str(saved)!r}, it is not a file of that kind; give a "
+            "folder that `subprune prune` wrote, or a .safetensors file that it or save() did"
         )
     from subprune.cli.models import load_model
     from subprune.io.export import export as run

@@ -11,7 +11,6 @@ WIDTH = 110
 """Characters of a line, where nothing else is known."""
 
 _BETWEEN = "  "
-_NARROW = 12  # characters that a column is left with at least
 
 
 def text_table(
@@ -24,12 +23,14 @@ def text_table(
 ) -> str:
     """A title, a header, a line and the rows; columns named in `right` hold numbers.
 
-    Where that is too wide, the widest columns of words are broken into lines, at their words.
+    Where that is too wide, the widest cells are broken into lines, at their words; names stay
+    whole, so a table can be wider than asked for.
     """
     table = [list(header), *(list(row) for row in rows)]
     numbers = [name in right for name in header]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    _narrow(widths, [i for i, number in enumerate(numbers) if not number], width)
+    least = [max(_longest_word(row[i]) for row in table) for i in range(len(header))]
+    _narrow(widths, least, width)
     lines = [line for row in table for line in _lines(row, widths, numbers)]
     first = len(_lines(table[0], widths, numbers))
     rule = "─" * (sum(widths) + len(_BETWEEN) * (len(widths) - 1))
@@ -38,19 +39,27 @@ def text_table(
     return "\n".join([*titles, *([""] if titles else []), *shown])
 
 
-def _narrow(widths: list[int], words: Sequence[int], most: int) -> None:
-    """Take from the widest columns of words until the table is narrow enough, or they are."""
+def _longest_word(text: str) -> int:
+    return max((len(word) for word in text.split()), default=0)
+
+
+def _narrow(widths: list[int], least: Sequence[int], most: int) -> None:
+    """Take from the widest columns until the table is narrow enough, or no word would fit."""
     while sum(widths) + len(_BETWEEN) * (len(widths) - 1) > most:
-        wide = [i for i in words if widths[i] > _NARROW]
+        wide = [i for i, width in enumerate(widths) if width > least[i]]
         if not wide:
             return
         widths[max(wide, key=lambda i: widths[i])] -= 1
 
 
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
 def _lines(row: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> list[str]:
     """One row, in as many lines as its longest cell takes."""
     cells = [
-        [text] if len(text) <= width else textwrap.wrap(text, width) or [""]
+        [text] if len(text) <= width else _wrapped(text, width)
         for text, width in zip(row, widths, strict=True)
     ]
     height = max(len(cell) for cell in cells)

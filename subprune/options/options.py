@@ -6,7 +6,7 @@ contradictions. Goals, names of groups and amounts of data are checked where bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from subprune.budget.goal import Goal
 from subprune.errors import OptionError
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
-from subprune.keywords import check_kind, option, options_of, same
+from subprune.keywords import check_kind, options_of
 from subprune.loop.recipe import Recipe
 from subprune.messages import KEYWORDS, Message
 from subprune.methods import DEFAULT_FIT, METHODS, Method, find_method, tuned
@@ -32,9 +32,7 @@ from subprune.options.checks import (
     check_numbers,
     check_refine,
 )
-from subprune.options.names import FitName, Patches, TargetName
-from subprune.options.table import OPTIONS, Rows
-from subprune.progress import Step
+from subprune.options.table import OPTIONS, GuaranteeRows, Rows
 from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.statistics.residual import Residual
@@ -180,34 +178,8 @@ def _drift_target(target: Target) -> Target:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class GuaranteeOptions:
-    """What `subprune.guarantees` is to prove, and for which selection."""
-
-    target: TargetName = option(
-        "layer",
-        "the model that is looked at: the dense one, or one that is pruned group after group on "
-        "the way, which needs one share, or budgets",
-    )
-    keep: float | Sequence[float] = option(
-        (0.25, 0.5, 0.75), "shares of the units of every group for which bounds are given"
-    )
-    budgets: Mapping[str, int] | None = same(Rows, "budgets")
-    only: Any = same(Rows, "only")
-    ignore: Any = same(Rows, "ignore")
-    patches: Patches = same(Rows, "patches")
-    fit: FitName | Fit | None = same(Rows, "fit")
-    ridge: float | None = same(Rows, "ridge")
-    folds: int | None = same(Rows, "folds")
-    drift: bool | None = same(Rows, "drift")
-    n_samples: int | str | None = same(Rows, "n_samples")
-    forward: Callable[[Any], Any] | None = same(Rows, "forward")
-    seed: int = same(Rows, "seed")
-    double: bool = option(
-        True,
-        "compute in float64, on a copy; otherwise in the model's own precision, with wider margins "
-        "for rounding",
-    )
-    progress: bool | Callable[[Step], None] | None = same(Rows, "progress")
+class GuaranteeOptions(GuaranteeRows):
+    """What `subprune.guarantees` is to prove, and for which selection: its rows, checked."""
 
     def __post_init__(self) -> None:
         for o in options_of(GuaranteeOptions).values():

@@ -7,13 +7,13 @@ options ask for together is made of them in `subprune.options.options`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from subprune.budget.goal import Part, Shares
-from subprune.keywords import Option, option, options_of, stand_in
+from subprune.keywords import Option, option, options_of, same, stand_in
 from subprune.messages import Message
 from subprune.options.names import (
     AllocatorName,
@@ -56,7 +56,7 @@ else:  # in signatures, where the names of these classes are enough
     View = stand_in("subprune.select.selector.View")
     Target = stand_in("subprune.statistics.target.Target")
 
-__all__ = ["OPTIONS", "Rows"]
+__all__ = ["OPTIONS", "GuaranteeRows", "Rows"]
 
 _GOAL = "Goal (one of these, or several limits at once)"
 _MEASURE = "What the goal is measured on"
@@ -337,3 +337,34 @@ class Rows:
 
 OPTIONS: Mapping[str, Option] = options_of(Rows)
 """The table of options, by name, in the order of the signature."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class GuaranteeRows:
+    """What `subprune.guarantees` is to prove, and for which selection."""
+
+    target: TargetName = option(
+        "layer",
+        "the model that is looked at: the dense one, or one that is pruned group after group on "
+        "the way, which needs one share, or budgets",
+    )
+    keep: float | Sequence[float] = option(
+        (0.25, 0.5, 0.75), "shares of the units of every group for which bounds are given"
+    )
+    budgets: Mapping[str, int] | None = same(Rows, "budgets")
+    only: Any = same(Rows, "only")
+    ignore: Any = same(Rows, "ignore")
+    patches: Patches = same(Rows, "patches")
+    fit: FitName | Fit | None = same(Rows, "fit")
+    ridge: float | None = same(Rows, "ridge")
+    folds: int | None = same(Rows, "folds")
+    drift: bool | None = same(Rows, "drift")
+    n_samples: int | str | None = same(Rows, "n_samples")
+    forward: Callable[[Any], Any] | None = same(Rows, "forward")
+    seed: int = same(Rows, "seed")
+    double: bool = option(
+        True,
+        "compute in float64, on a copy; otherwise in the model's own precision, with wider margins "
+        "for rounding",
+    )
+    progress: bool | Callable[[Step], None] | None = same(Rows, "progress")

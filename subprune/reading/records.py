@@ -70,12 +70,14 @@ def _read_csv(path: Path) -> Table:
 
 
 def _numbers(cells: Sequence[str]) -> list[Any]:
-    """Whole numbers or fractions, where all cells are; else the texts."""
+    """Whole numbers or fractions, where all cells are, with None for gaps; else the texts."""
     for kind in (int, float):
         try:
-            return [kind(cell) for cell in cells]
+            numbers = [kind(cell) if cell.strip() else None for cell in cells]
         except ValueError:
             continue
+        if any(number is not None for number in numbers):
+            return numbers
     return list(cells)
 
 
