@@ -127,7 +127,7 @@ def test_the_command_line_says_what_it_needs() -> None:
     )
     text, heavy = imported(code)
     assert "pip install 'subprune[cli]'" in text
-    assert heavy == []
+    assert "torch" not in heavy
 
 
 def test_the_library_works_with_pytorch_numpy_and_safetensors_alone(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ safetensors, or as plain tensors.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -169,11 +170,14 @@ def pretrained(place: str, spec: str, download: bool = False) -> Loaded:
     local = Path(place).is_dir()
     where = {"local_files_only": local or not download}
     try:
-        config = transformers.AutoConfig.from_pretrained(place, **where)
-        config.use_cache = False  # nothing is generated here
-        named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-        kind = getattr(transformers, named, transformers.AutoModel)
-        model: nn.Module = kind.from_pretrained(place, config=config, use_safetensors=True, **where)
+        with _offline() if where["local_files_only"] else contextlib.nullcontext():
+            config = transformers.AutoConfig.from_pretrained(place, **where)
+            config.use_cache = False  # nothing is generated here
+            named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
+            kind = getattr(transformers, named, transformers.AutoModel)
+            model: nn.Module = kind.from_pretrained(
+                place, config=config, use_safetensors=True, **where
+            )
     except Exception as error:  # whatever a file in it provokes
         if not local and not download and isinstance(error, OSError):
             raise _absent(spec, "its files are") from error
@@ -183,6 +187,19 @@ def pretrained(place: str, spec: str, download: bool = False) -> Loaded:
         ) from error
     folder = Path(place) if local else None
     return Loaded(model, _processor(transformers, place, where), folder)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Nothing is asked of the hub: ``local_files_only`` alone still looks for other formats there."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _processor(transformers: Any, place: str, where: Mapping[str, bool]) -> Prepare | None:
