@@ -27,12 +27,13 @@ from subprune.report.figures import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
 from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
+from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
     from subprune.loop.walk import Walk
     from subprune.measure.stopwatch import Stopwatch
-    from subprune.options.table import Options
+    from subprune.options.options import Options
     from subprune.report.recovery import Recovery
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
@@ -124,7 +125,7 @@ def make_result(
     parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        method=options.method,
+        method=options.recipe.name,
         target=options.recipe.target.name,
         used={
             "selector": options.recipe.selector.name,
@@ -156,6 +157,11 @@ def make_result(
     parameters = (measure.count_parameters(dense), measure.count_parameters(small))
     flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
     shown = layers(calibration, small)
+    cost, inputs = CostModel(dense, calibration.structure), max(1, calibration.batches[0].size)
+    savings = {
+        name: (saved, operations // inputs)
+        for name, (saved, operations) in cost.savings(plan.kept).items()
+    }
     watch.lap("measuring")
     report = Report(
         plan,
@@ -182,6 +188,8 @@ def make_result(
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
+        savings=savings,
+        costs=cost.formula(tuple(plan.kept), inputs),
         command=options.call(dense),
         versions=library_versions(),
         parts=dict(watch.parts),

@@ -40,6 +40,8 @@ class Place:
     seed: int = 0
     # By value: what errors of each of its channels count with, where that was measured.
     metric: Mapping[int, Tensor] | None = None
+    # By operation of a consumer: what it is to give, batch by batch, where that is known already.
+    aims: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
     # What layers before this one, the only one, have found out about inputs that it may share.
     inputs: SharedInputs | None = None
 

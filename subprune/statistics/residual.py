@@ -59,9 +59,9 @@ class Residual(Target):
 
     def gather(self, place: Place) -> Gathered:
         """Both runs; the dense one has passed the landings of all consumers at the end."""
-        passed = place.dense.fork()
-        apart = _lands_apart(place.group.reweightable)
-        aims = _landed(place.group.reweightable, passed) if apart else {}
+        passed, aims = place.dense.fork(), place.aims
+        if not aims and _lands_apart(place.group.reweightable):
+            aims = _landed(place.group.reweightable, passed)
         collectors, source = self._collectors(place), place.current.fork()
         for consumer in in_order(place):
             source.advance(consumer.use.op)
