@@ -6,7 +6,7 @@ nothing is ever computed from the start again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -177,12 +177,19 @@ class Run:
             yield i
         self.position = max(self.position, stop)
 
-    def finish(self) -> Iterator[Tensor]:
-        """Run to the end, one batch at a time, and yield its first output; the run is used up."""
-        for i in self.each(len(self.programs[0].ops)):
-            program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.answer, env, self.tensors_of(i))
+    def finish(self, folds: Collection[int] | None = None) -> Iterator[Tensor | None]:
+        """Run to the end, one batch at a time, and yield its first output; the run is used up.
+
+        folds: those that are wanted, None: all; batches of others yield None.
+        """
+        for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
+            output = None
+            if folds is None or self.folds[i] in folds:
+                self._go(i, None, self.override)
+                output = program.fetch_output(program.answer, env, self.tensors_of(i))
             env.clear()
+            yield output
+        self.position = len(self.programs[0].ops)
 
     def answers(self, function: Callable[[Tensor], Outcome]) -> list[Outcome]:
         """Run to the end, several batches at once, and what the function makes of their first
