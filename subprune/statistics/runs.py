@@ -7,7 +7,6 @@ nothing is ever computed from the start again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -113,16 +112,11 @@ class Run:
         self.each_batch(one)
         self.position = stop
 
-    @cached_property
-    def _overwrites(self) -> bool:
-        """Whether an operation writes into its inputs: these must stay where they are."""
-        return any(op.mutates for program in self.programs for op in program.ops)
-
     def _put_away(self, batch: int) -> None:
         """Move the values of a batch to files, if those of all batches would fill the memory."""
         env = self.envs[batch]
         size = sum(x.nbytes for x in env.values())
-        if size * len(self.envs) > RUN_BYTES and not self._overwrites:
+        if size * len(self.envs) > RUN_BYTES and not self.programs[batch].overwrites:
             env.update({vid: shelved(x) for vid, x in env.items()})
         self._rest(batch)
 
