@@ -15,12 +15,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from subprune.errors import OptionError, closest
 from subprune.messages import FLAGS, KEYWORDS, Message, Spelling, spelled
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = [
     "Option",
@@ -30,6 +31,7 @@ __all__ = [
     "option",
     "options_of",
     "same",
+    "stand_in",
     "takes",
 ]
 
@@ -105,6 +107,14 @@ def same(kind: type, name: str) -> Any:
     fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
     shared = next(f for f in fields if f.name == name)
     return dataclasses.field(default=shared.default, metadata=shared.metadata)
+
+
+def stand_in(path: str) -> type:
+    """A class of the same name and place as another, for annotations that are read before the
+    other's module is imported.
+    """
+    module, _, name = path.rpartition(".")
+    return type(name, (), {"__module__": module, "__doc__": f"Stands for {path}."})
 
 
 @functools.cache

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
     from subprune.loop.walk import Walk
     from subprune.measure.stopwatch import Stopwatch
-    from subprune.options.table import Options
+    from subprune.options.options import Options
     from subprune.report.recovery import Recovery
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
@@ -125,7 +125,7 @@ def make_result(
     parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        method=options.method,
+        method=options.recipe.name,
         target=options.recipe.target.name,
         used={
             "selector": options.recipe.selector.name,

@@ -22,9 +22,9 @@ from run_cli import runner
 from safetensors.torch import save_file
 
 import subprune
-from subprune.cli.arrays import read_arrays, read_image
 from subprune.cli.models import load_model
 from subprune.errors import SubpruneError
+from subprune.reading.arrays import read_arrays, read_image
 from subprune.report.figures import Report
 from subprune.zoo.models import LeNet
 from subprune.zoo.readers import read_cifar, read_idx

@@ -670,7 +670,8 @@ def test_a_command_counts_and_shows_what_it_loads(
     monkeypatch.chdir(tmp_path)
     Path("slow.py").write_text(SLOW_FILE)
     monkeypatch.setattr(
-        "subprune.cli.prune.progress_bar", lambda stages, shown: progress_bar(stages, steps.append)
+        "subprune.cli.pruning.progress_bar",
+        lambda stages, shown: progress_bar(stages, steps.append),
     )
     steps: list[Step] = []
     args = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
 from subprune.budget.balanced import Balanced
@@ -17,21 +17,7 @@ from subprune.budget.uniform import Uniform
 if TYPE_CHECKING:
     from subprune.budget.demand import Allocator
 
-__all__ = ["ALLOCATORS", "DEFAULT", "AllocatorName"]
-
-AllocatorName = Literal[
-    "uniform",
-    "error",
-    "knapsack",
-    "balanced",
-    "output",
-    "search",
-    "score",
-    "sampling",
-    "equal-accuracy",
-    "equal-agreement",
-]
-"""The names, for editors and type checkers."""
+__all__ = ["ALLOCATORS", "DEFAULT"]
 
 ALLOCATORS: dict[str, Allocator] = {
     allocator.name: allocator

@@ -61,11 +61,13 @@ def walk(
     renew: bool = False,
     see: Callable[[Visit], None] = lambda visit: None,
     tick: Tick = lambda group: None,
+    tell: Callable[[GroupPlan], None] = lambda group: None,
 ) -> Walk:
     """Decide every group of the setting in forward order.
 
     `renew` re-estimates BatchNorm statistics on the way, so that targets that look at the pruned
-    model see what it then computes. `see` is shown every visit before it is decided.
+    model see what it then computes. `see` is shown every visit before it is decided, `tell` is told
+    what was; an error that either raises ends the walk.
     """
     groups = setting.groups
     pruned = recipe.target.sees_pruned
@@ -76,6 +78,7 @@ def walk(
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
         plans[visit.group.name] = _decide(tour, visit, recipe, counts[visit.group.name])
+        tell(plans[visit.group.name])
         del visit  # its statistics are large, and the next ones are about to be gathered
     renewed = tour.finish()
     return Walk(

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import platform
 
-import numpy as np
-import safetensors
-import torch
-
 __all__ = ["VERSION", "library_versions"]
 
 VERSION = "0.1.0"
@@ -16,6 +12,10 @@ VERSION = "0.1.0"
 
 def library_versions() -> dict[str, str]:
     """What the result was made with."""
+    import numpy as np
+    import safetensors
+    import torch
+
     return {
         "subprune": VERSION,
         "torch": str(torch.__version__),

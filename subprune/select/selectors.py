@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.select.backward import Backward
 from subprune.select.fluctuation import Fluctuation
@@ -16,22 +16,7 @@ from subprune.select.wanda import Wanda
 if TYPE_CHECKING:
     from subprune.select.selector import Selector
 
-__all__ = ["SELECTORS", "SelectorName"]
-
-SelectorName = Literal[
-    "greedy",
-    "backward",
-    "swap",
-    "greedy-loss",
-    "greedy-pool-loss",
-    "sampling",
-    "act-grad",
-    "weight-norm",
-    "wanda",
-    "fluctuation",
-    "random",
-]
-"""The names, for editors and type checkers."""
+__all__ = ["SELECTORS"]
 
 SELECTORS: dict[str, Selector] = {
     selector.name: selector
