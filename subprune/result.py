@@ -221,9 +221,10 @@ def _compared(
         done.dense.finish(), measure.outputs(small, batches), unseen, batches, folds, strict=True
     )
     for before, after, apart, batch, fold in outputs:
-        fitted.add(before, after, batch)
+        known: dict[str, Any] = {}  # about the dense model, for both
+        fitted.add(before, after, batch, known)
         if apart is not None and (done.unseen is None or fold in done.unseen):
-            held_out.add(before, apart, batch)
+            held_out.add(before, apart, batch, known)
     return fitted.result(), held_out.result() if done.versions else None
 
 

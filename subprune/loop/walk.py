@@ -143,7 +143,8 @@ def _refitted(
     fit: Fit, target: Target, place: Place, models: Sequence[Tensors]
 ) -> tuple[list[Tensors], Figures]:
     """Models with new weights for a layer that loses no input."""
-    work = Work(group=place.group, kept=(), gathered=target.gather(place))
+    gathered = target.gather(place)
+    work = Work(group=place.group, kept=(), gathered=gathered, factors=gathered.factors)
     return _in_rounds(work, fit, target, place, models)
 
 

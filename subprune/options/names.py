@@ -26,6 +26,8 @@ SelectorName = Literal[
     "weight-norm",
     "wanda",
     "fluctuation",
+    "contribution",
+    "independence",
     "random",
 ]
 FitName = Literal[

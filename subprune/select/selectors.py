@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from subprune.select.backward import Backward
+from subprune.select.contribution import Contribution
 from subprune.select.fluctuation import Fluctuation
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
+from subprune.select.independence import Independence
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.sensitivity import Sampling
@@ -31,6 +33,8 @@ SELECTORS: dict[str, Selector] = {
         WeightNorm(),
         Wanda(),
         Fluctuation(),
+        Contribution(),
+        Independence(),
         Random(),
     )
 }
