@@ -7,6 +7,9 @@ The wheels are built from the sdists, so both are tested. They are installed wit
 the packages they need come from the environment this script runs in: installing torch again would
 fetch gigabytes and might pick another build. What is declared in a wheel is compared with what is
 there instead.
+
+The library is tried twice: first where nothing can be imported but what its wheel requires and what
+that requires in turn, then with everything that is here, command line and evaluation included.
 """
 
 from __future__ import annotations
@@ -17,10 +20,17 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from importlib.metadata import Distribution, PackageNotFoundError, version
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    packages_distributions,
+    requires,
+    version,
+)
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 # Folder of each distribution, and the files of its package that code alone does not bring along.
@@ -49,6 +59,38 @@ result.report.save_html("report.html")
 """
 
 
+ALONE = """
+import importlib.abc, pathlib, sys
+
+class Only(importlib.abc.MetaPathFinder):
+    # Refuses what an environment with the library's own requirements would not have.
+    def find_spec(self, name, path=None, target=None):
+        if path is None and name in ABSENT:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Only())
+import subprune, torch
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
+assert "site-packages" in subprune.__file__, subprune.__file__
+model, _ = shipped_lenet()
+x = load("mnist-sample", "train").inputs()[:64]
+print(subprune.inspect(model, x))
+result = subprune.prune(model, x, compression=4, progress=True)
+print(result.report)
+result.report.save_html("alone.html")
+subprune.save(result, "alone.safetensors")
+subprune.load(shipped_lenet()[0], "alone.safetensors")
+from subprune.__main__ import main
+try:
+    main()
+except SystemExit as left:
+    assert "subprune[cli]" in str(left.code), left.code
+else:
+    raise AssertionError("the command line ran without its libraries")
+"""
+
+
 def main() -> None:
     """Build, look inside, install, try."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -63,6 +105,8 @@ def main() -> None:
     python = clean_environment(folder, wheels)
     place = folder / "try"
     place.mkdir()
+    absent = f"ABSENT = {sorted(not_required(metadata_of(python, 'subprune')))!r}"
+    run(python, "-c", absent + ALONE, cwd=place)
     run(python, "-c", TRY, cwd=place)
     command = python.parent / "subprune"
     run(command, "--version", cwd=place)
@@ -110,6 +154,33 @@ def clean_environment(folder: Path, wheels: list[Path]) -> Path:
     for metadata in site.glob("subprune*.dist-info"):
         check_requirements(Distribution.at(metadata))
     return python
+
+
+def metadata_of(python: Path, name: str) -> Distribution:
+    """The metadata of an installed wheel."""
+    site = next((python.parent.parent / "lib").glob("python*/site-packages"))
+    return Distribution.at(next(site.glob(f"{name}-*.dist-info")))
+
+
+def not_required(distribution: Distribution) -> set[str]:
+    """Modules of this environment that neither the distribution nor what it requires asks for."""
+    wanted, pending = set(), [Requirement(x) for x in distribution.requires or []]
+    while pending:
+        need = pending.pop()
+        name = canonicalize_name(need.name)
+        if name in wanted or (need.marker is not None and not need.marker.evaluate({"extra": ""})):
+            continue
+        wanted.add(name)
+        try:
+            pending += [Requirement(x) for x in requires(need.name) or []]
+        except PackageNotFoundError:
+            continue  # of another platform
+    own = {"subprune", *wanted}
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if not {canonicalize_name(owner) for owner in owners} & own
+    } - {"pip", "_distutils_hack"}
 
 
 def check_requirements(distribution: Distribution) -> None:
