@@ -31,6 +31,7 @@ from subprune.methods import METHODS, of_function
 from subprune.options.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
+from subprune.program.cores import use_threads
 from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.reading.reader import read_data
@@ -73,6 +74,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         A `Result` with the smaller model, the plan and the report.
     """
     watch = Stopwatch()
+    use_threads(options.threads)
     check_model(model)
     with progress_bar(_stages(options), options.progress) as tick:
         ready = _ready(model, data, options, tick, watch)
@@ -112,6 +114,7 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
     Returns:
         A `Forecast` with the number of units that every group would keep.
     """
+    use_threads(options.threads)
     check_model(model)
     with progress_bar(_stages(options), options.progress) as tick:
         demand = _ready(model, data, options, tick, Stopwatch()).demand

@@ -15,8 +15,10 @@ from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
 from subprune.keywords import must_be
 from subprune.messages import Message
+from subprune.select.contribution import Contribution
 from subprune.select.fluctuation import Fluctuation
 from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
+from subprune.select.independence import Independence
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.selector import Answer, Function, Selector, View
@@ -136,6 +138,20 @@ _ROWS = (
         "(An et al. 2024).",
         "score",
         FITS["constant"],
+    ),
+    Method(
+        "thinet",
+        Sequential(),
+        Contribution(),
+        "Units go whose outputs, weights as they are, add up to least (Luo et al. 2017).",
+        "uniform",
+    ),
+    Method(
+        "chip",
+        Sequential(),
+        Independence(),
+        "Units go whose maps the others can stand in for, by nuclear norms (Sui et al. 2021).",
+        "uniform",
     ),
     Method("random", Sequential(), Random(), "Uniform scores, ranked over all layers.", "score"),
     Method("layer-random", Sequential(), Random(), "A uniform random order in every layer."),

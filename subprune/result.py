@@ -27,6 +27,7 @@ from subprune.report.figures import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
 from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
+from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
@@ -156,6 +157,11 @@ def make_result(
     parameters = (measure.count_parameters(dense), measure.count_parameters(small))
     flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
     shown = layers(calibration, small)
+    cost, inputs = CostModel(dense, calibration.structure), max(1, calibration.batches[0].size)
+    savings = {
+        name: (saved, operations // inputs)
+        for name, (saved, operations) in cost.savings(plan.kept).items()
+    }
     watch.lap("measuring")
     report = Report(
         plan,
@@ -182,6 +188,8 @@ def make_result(
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
+        savings=savings,
+        costs=cost.formula(tuple(plan.kept), inputs),
         command=options.call(dense),
         versions=library_versions(),
         parts=dict(watch.parts),
@@ -213,9 +221,10 @@ def _compared(
         done.dense.finish(), measure.outputs(small, batches), unseen, batches, folds, strict=True
     )
     for before, after, apart, batch, fold in outputs:
-        fitted.add(before, after, batch)
+        known: dict[str, Any] = {}  # about the dense model, for both
+        fitted.add(before, after, batch, known)
         if apart is not None and (done.unseen is None or fold in done.unseen):
-            held_out.add(before, apart, batch)
+            held_out.add(before, apart, batch, known)
     return fitted.result(), held_out.result() if done.versions else None
 
 

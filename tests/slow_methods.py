@@ -239,6 +239,45 @@ def wanda(model: nn.Module, readers: Readers, data: Data) -> list[float]:
     return scores
 
 
+def contribution(model: nn.Module, readers: Readers, data: Data) -> list[int]:
+    """All products of removed units written out, every time."""
+    every = [
+        block
+        for name, units in readers
+        for block in blocks(model.get_submodule(name), inputs_of(model, name, data), units)
+    ]
+
+    def given(units: list[int]) -> float:
+        energy = 0.0
+        for block in every:
+            own = [j for j, u in enumerate(block.units.tolist()) if u in units]
+            energy += float((block.rows[:, own] @ block.weight[own]).square().sum())
+        return energy
+
+    gone: list[int] = []
+    while len(gone) < n_units(readers):
+        rest = [u for u in range(n_units(readers)) if u not in gone]
+        gone.append(min(rest, key=lambda u: (given([*gone, u]), -u)))
+    return gone[::-1]
+
+
+def independence(model: nn.Module, readers: Readers, data: Data, inputs: int) -> list[float]:
+    """One map with one unit set to zero at a time."""
+    scores = [0.0] * n_units(readers)
+    for name, units in readers:
+        maps = torch.cat(inputs_of(model, name, data))[:inputs]
+        for x in maps:
+            features = x if isinstance(model.get_submodule(name), nn.Conv2d) else x.T
+            rows = features.reshape(len(units), -1)
+            table = torch.stack([rows[units == u].flatten() for u in range(n_units(readers))])
+            whole = float(np.linalg.norm(table.numpy(), "nuc"))
+            for u in range(len(table)):
+                without = table.clone()
+                without[u] = 0
+                scores[u] += whole - float(np.linalg.norm(without.numpy(), "nuc"))
+    return [round(s, 9) for s in scores]
+
+
 def fluctuation(model: nn.Module, readers: Readers, data: Data) -> list[float]:
     """Variance × squared weights of each column, standardised; of a unit's columns, the mean."""
     columns: list[tuple[int, float]] = []

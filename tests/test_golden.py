@@ -25,7 +25,7 @@ GOLDEN: dict[str, dict[str, list[int]]] = json.loads(
     (Path(__file__).parent / "golden_orders.json").read_text()
 )
 RULES = ("uniform", "error", "knapsack", "equal-accuracy", "equal-agreement")
-YOUNGER = ("auto", "wanda-sp", "flap")  # than the file
+YOUNGER = ("auto", "wanda-sp", "flap", "thinet", "chip")  # than the file
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False, "n_samples": None}
 
 

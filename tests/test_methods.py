@@ -72,6 +72,10 @@ def slow_choice(
         return slow.ranked(slow.act_grad(dense, readers, data).tolist())[:k], ones
     if method == "wanda-sp":
         return slow.ranked(slow.wanda(current, readers, data))[:k], ones
+    if method == "thinet":
+        return slow.contribution(current, readers, data)[:k], ones
+    if method == "chip":
+        return slow.ranked(slow.independence(dense, readers, data, 32))[:k], ones
     if method == "flap":
         return slow.ranked(slow.fluctuation(dense, readers, data))[:k], ones
     if "weight-norm" in method:

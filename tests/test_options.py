@@ -81,6 +81,7 @@ OTHER: dict[str, Any] = {
     "n_samples": 100,
     "augment": ["mirror", "crop"],
     "seed": 3,
+    "threads": 2,
     "time_calls": False,
 }
 """A value of every option that text can say, none of them the default."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import zoo_attention as attn
 import zoo_convolution as conv
+import zoo_detection as detection
 import zoo_odd as odd
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -149,6 +150,20 @@ ZOO: dict[str, Entry] = {
     "convnext": Entry(conv.ConvNeXt, image(), {"stream": 2, "neuron": 3}, 3),
     "shufflenet": Entry(shuffle, image(6), {"channel": 4}, 4),
     "unet": Entry(conv.UNet, image(), {"channel": 7}, 7),
+    "detector": Entry(
+        detection.Detector,
+        image(16),
+        {"stream": 1, "channel": 24},
+        24,
+        {"head.cv2.0.2": "split dimension", "head.cv3.0.2": "output 0"},
+    ),
+    "detector-later": Entry(
+        lambda: detection.Detector(later=True),
+        image(16),
+        {"stream": 3, "channel": 27, "head": 1},
+        28,
+        {"head.cv2.0.2": "split dimension", "head.cv3.0.3": "output 0"},
+    ),
     "super-resolution": Entry(conv.SuperResolution, image(6), {"channel": 3}, 3),
     "audio": Entry(conv.AudioNet, rows(2, 1, 32), {"stream": 1, "channel": 4}, 4),
     "video": Entry(conv.Video, rows(2, 1, 6, 8, 8), {"channel": 2}, 2),

@@ -11,6 +11,7 @@ from subprune.budget.felt import Felt
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
 from subprune.budget.score import Score
+from subprune.budget.search import Search
 from subprune.budget.uniform import Uniform
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ ALLOCATORS: dict[str, Allocator] = {
         Knapsack(),
         Balanced(),
         Felt(),
+        Search(),
         Score(),
         SampleSize(),
         EqualAccuracy(),

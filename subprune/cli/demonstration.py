@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
 
@@ -33,12 +33,12 @@ class Row:
     file: str
 
     @classmethod
-    def of(cls, asked: float, before: float, result: Result, test: Images, file: str) -> Row:
+    def of(cls, asked: float, result: Result, file: str) -> Row:
         report = result.report
+        assert report.accuracy is not None
         kept = {g.name: (len(g.kept), g.units) for g in result.plan.groups}
-        after = count_correct(result.model, test) / len(test)
         return cls(
-            asked, (before, after), report.parameters, report.flops, report.seconds, kept, file
+            asked, report.accuracy, report.parameters, report.flops, report.seconds, kept, file
         )
 
 
@@ -59,12 +59,21 @@ def run_demo(
     for ratio in ratios:
         note(f"LeNet at {ratio:g}×")
         result = prune(model, data, compression=ratio, seed=seed, progress=False)
+        result = _with_accuracy(result, before, test)
         file = f"lenet-{ratio:g}x.safetensors"
         save(result, output / file)
         result.report.save_html((output / file).with_suffix(".html"))
-        rows.append(Row.of(ratio, before, result, test, file))
+        rows.append(Row.of(ratio, result, file))
     _write_report(output, rows, model)
     return rows
+
+
+def _with_accuracy(result: Result, before: float, test: Images) -> Result:
+    """The result with the accuracy on test images, which pruning has not seen, in its report."""
+    after = count_correct(result.model, test) / len(test)
+    words = f"{len(test):,} test images"
+    report = replace(result.report, accuracy=(before, after), accuracy_on=words)
+    return replace(result, report=report)
 
 
 def table(rows: Sequence[Row], width: int) -> str:

@@ -48,6 +48,8 @@ _WIDTHS = {
 # are not.
 _SHARES = {"num_key_value_groups", "n_rep", "num_queries_per_kv", "kv_groups"}
 _HEAD_SIZES = {"head_dim", "head_size", "attention_head_size", "dim_head", "d_kv", "d_head"}
+# Channels of each part that a map is split into (C2PSA of YOLO11 and YOLO26).
+_PARTS = {"c", "hidden_channels"}
 _WIDTHS_IF_NEEDED = {
     "embed_dim",
     "hidden_size",
@@ -199,7 +201,7 @@ def _counts_units(name: str, group: Group, eager: bool) -> bool:
     """
     if group.kind == "head":
         return name in _SHARES and _queries_alone(group)
-    return eager and name in _HEAD_SIZES
+    return eager and name in _HEAD_SIZES | _PARTS
 
 
 def _queries_alone(group: Group) -> bool:

@@ -50,6 +50,12 @@ _UNFELT = 1e-6
 _OUTPUTS = 128
 """Outputs that say which strength is best, evenly spread, where there are more."""
 
+_KEPT = 128 * 2**20
+"""Bytes of factors that stay for other targets, beside those of the strength that is used."""
+
+_WIDE = 2048
+"""Columns from which on matrices are large, and made again rather than kept."""
+
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
 
@@ -122,17 +128,21 @@ def cross_fit(
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths)
-        versions = tuple(trial.weight(strength) for trial in trials)
-        if intercept:
-            shifts = tuple(trial.shift(strength) for trial in trials)
-        energy = sum(trial.energy for trial in trials)
-        residual = sum(trial.residual(strength) for trial in trials)
+        energy = residual = 0.0
+        for trial in trials:
+            versions = (*versions, trial.weight(strength))
+            if intercept:
+                shifts = (*shifts, trial.shift(strength))
+            residual += trial.residual(strength)
+            energy += trial.energy
+            trial.tidy(strength)
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
-    for fold in known.values():  # they are large: those that were only tried go
-        for other in [ridge for ridge in fold if ridge != strength]:
-            del fold[other]
+    if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
+        for fold in known.values():  # they are large: those that were only tried go
+            for other in [key for key in fold if key != (strength, intercept)]:
+                del fold[other]
     return Fitted(
         weight=final.weight,
         versions=versions,
@@ -164,16 +174,36 @@ class _Trial:
         factors: Factors,
     ) -> None:
         self.columns, self.old, self.intercept, self.factors = columns, old, intercept, factors
-        self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
-        self.energy = self.unseen.energy
+        self.folded, self.fold = folded, fold
         self.toward = old[columns]  # [q, m]
         self._known: dict[float, Solution] = {}
         self._changes: dict[float, float] = {}
+        self._statistics: tuple[Statistics, Statistics] | None = None
+        self.energy = 0.0  # of the fold; known once the statistics are
+
+    def both(self) -> tuple[Statistics, Statistics]:
+        """The statistics of the kept columns: without the fold, and of the fold alone."""
+        if self._statistics is None:
+            seen, unseen = self.folded.without(self.fold), self.folded.only(self.fold)
+            self._statistics = seen.part(self.columns), unseen.part(self.columns)
+            self.energy = unseen.energy
+        return self._statistics
+
+    def tidy(self, strength: float, *, statistics: bool = True) -> None:
+        """Of large matrices, keep only what solves with this strength; not the statistics either,
+        unless they are needed at once.
+        """
+        if len(self.columns) <= _WIDE:
+            return
+        if statistics:
+            self._statistics = None
+        for key in [key for key in self.factors if key[0] != strength]:
+            del self.factors[key]
 
     def _fit(self, strength: float) -> Solution:
         """For the kept columns [q]."""
         if strength not in self._known:
-            self._known[strength] = self._solved(self.seen, strength, self.toward)
+            self._known[strength] = self._solved(self.both()[0], strength, self.toward)
         return self._known[strength]
 
     def _solved(self, seen: Statistics, strength: float, toward: Tensor) -> Solution:
@@ -189,21 +219,21 @@ class _Trial:
 
     def change(self, strength: float) -> float:
         """What the fit does to the fold's energy; of many outputs, to that of some."""
-        outputs = self.seen.outputs
-        if outputs <= _OUTPUTS:
-            fit = self._fit(strength)
-            return energy_change(self.unseen, fit.weight, fit.shift)
+        outputs = self.old.shape[1]
         if strength not in self._changes:
-            some = torch.linspace(0, outputs - 1, _OUTPUTS).round().long()
-            fit = self._solved(_some_outputs(self.seen, some), strength, self.toward[:, some])
-            unseen = _some_outputs(self.unseen, some)
+            if outputs <= _OUTPUTS:
+                fit, unseen = self._fit(strength), self.both()[1]
+            else:
+                some = torch.linspace(0, outputs - 1, _OUTPUTS).round().long()
+                seen, unseen = (_some_outputs(stats, some) for stats in self.both())
+                fit = self._solved(seen, strength, self.toward[:, some])
             self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
         return self._changes[strength]
 
     def residual(self, strength: float) -> float:
         """What the fit leaves of the fold's energy."""
         fit = self._fit(strength)
-        return relative_error(self.unseen, fit.weight, fit.shift) * self.energy
+        return relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
 
     def shift(self, strength: float) -> Tensor:
         """The fitted constant [m]."""
@@ -213,8 +243,9 @@ class _Trial:
 
     def weight(self, strength: float) -> Tensor:
         """The fitted weights [d, m]."""
-        new = torch.zeros(self.old.shape, dtype=torch.float64, device=self.seen.gram.device)
-        new[self.columns] = self._fit(strength).weight
+        fitted = self._fit(strength).weight
+        new = torch.zeros(self.old.shape, dtype=torch.float64, device=fitted.device)
+        new[self.columns] = fitted
         return new
 
 
@@ -231,9 +262,16 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
     """
     if len(strengths) == 1:
         return strengths[0]
-    changes = [trials[0].change(strength) for strength in strengths]
+    changes: list[float] = []
+    for strength in strengths:
+        changes.append(trials[0].change(strength))
+        trials[0].tidy(strengths[changes.index(min(changes))], statistics=False)
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
+    for trial in trials:
+        for strength in near:
+            trial.change(strength)
+        trial.tidy(strengths[best])
     return min(near, key=lambda strength: sum(trial.change(strength) for trial in trials))
 
 

@@ -18,6 +18,7 @@ TargetName = Literal[
 SelectorName = Literal[
     "greedy",
     "backward",
+    "swap",
     "greedy-loss",
     "greedy-pool-loss",
     "sampling",
@@ -25,6 +26,8 @@ SelectorName = Literal[
     "weight-norm",
     "wanda",
     "fluctuation",
+    "contribution",
+    "independence",
     "random",
 ]
 FitName = Literal[
@@ -40,6 +43,7 @@ AllocatorName = Literal[
     "knapsack",
     "balanced",
     "output",
+    "search",
     "score",
     "sampling",
     "equal-accuracy",

@@ -306,6 +306,13 @@ class Rows:
     )
     seed: int = option(0, "of everything random", panel=_DATA)
     # ---- the work itself ----------------------------------------------------------------------
+    threads: int | None = option(
+        None,
+        "how many cores are used; by default as many as PyTorch would use, but no more than the "
+        "process may run on and its container is granted",
+        panel=_WORK,
+        planned=False,  # changes the result by rounding, if at all
+    )
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "

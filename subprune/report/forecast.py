@@ -82,7 +82,7 @@ class Forecast:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from subprune.report.html import html_table
+        from subprune.report.markup import html_table
 
         rows = [
             [html.escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep)]

@@ -7,18 +7,21 @@ nothing is ever computed from the start again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from subprune.program import parallel
 from subprune.program.layout import counted, over_rows
 from subprune.program.ops import activation
+from subprune.program.program import flat_tensors
 from subprune.statistics.moments import pooled
+from subprune.statistics.shelf import RUN_BYTES, rest, shelved
 
 if TYPE_CHECKING:
     from subprune.program.fuse import Folds
-    from subprune.program.program import Override, Program
+    from subprune.program.program import Op, Override, Program
     from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Passage", "Run"]
@@ -102,9 +105,69 @@ class Run:
     def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
         if stop <= self.position:
             return
-        for i in range(len(self.envs)):
-            self._go(i, stop, override)
+
+        def one(batch: int) -> None:
+            self._go(batch, stop, override)
+            self._put_away(batch)
+
+        self.each_batch(one)
         self.position = stop
+
+    @cached_property
+    def _overwrites(self) -> bool:
+        """Whether an operation writes into its inputs: these must stay where they are."""
+        return any(op.mutates for program in self.programs for op in program.ops)
+
+    def _put_away(self, batch: int) -> None:
+        """Move the values of a batch to files, if those of all batches would fill the memory."""
+        env = self.envs[batch]
+        size = sum(x.nbytes for x in env.values())
+        if size * len(self.envs) > RUN_BYTES and not self._overwrites:
+            env.update({vid: shelved(x) for vid, x in env.items()})
+        self._rest(batch)
+
+    def _rest(self, batch: int) -> None:
+        """Give back the memory of values in files that were read."""
+        for x in self.envs[batch].values():
+            rest(x)
+
+    def each_batch(self, work: Callable[[int], Outcome]) -> list[Outcome]:
+        """What the work on every batch gives, several batches at once."""
+        return parallel.each(work, range(len(self.envs)), self._divisible)
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether several batches may run at once; modules run as a whole may have a state."""
+        return self.on_cpu and not self.programs[0].opaque
+
+    def each_fold(self, work: Callable[[int], None]) -> None:
+        """Work on every batch; those of one fold one after another, several folds at once.
+
+        Sums of a fold are then the same to the last bit, on however many cores.
+        """
+        folds = [[i for i, f in enumerate(self.folds) if f == fold] for fold in set(self.folds)]
+
+        def one(batches: Sequence[int]) -> None:
+            for i in batches:
+                work(i)
+                self._rest(i)
+
+        parallel.each(one, folds, self._divisible)
+
+    def past(self, index: int) -> list[Tensor]:
+        """Run past an operation; what it gives, the first value of several, batch by batch."""
+        self.advance(index)
+
+        def one(batch: int) -> Tensor:
+            seen: list[Tensor] = []
+            self._go(batch, index + 1, {**self.override, index: _watch(seen)})
+            self._put_away(batch)
+            value = self.programs[batch].ops[index].outs[0]
+            return self.envs[batch].get(value, seen[0])
+
+        values = self.each_batch(one)
+        self.position = index + 1
+        return values
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""
@@ -135,7 +198,7 @@ class Run:
             env.clear()
             return outcome
 
-        outcomes = parallel.each(one, range(len(self.envs)), self.on_cpu)
+        outcomes = self.each_batch(one)
         self.position = len(self.programs[0].ops)
         return outcomes
 
@@ -196,6 +259,17 @@ class Run:
             [program.fetch_output(vid, env, self.tensors_of(i)) for vid in program.outputs]
             for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True))
         ]
+
+
+def _watch(seen: list[Tensor]) -> Override:
+    """A stand-in for an operation that notes its first result."""
+
+    def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        seen.append(flat_tensors(result)[0])
+        return result
+
+    return run
 
 
 class Passage:
