@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "RENAMED",
     "Option",
     "check_kind",
     "describe",
@@ -183,16 +184,29 @@ def _check_names(
         )
     for name in keywords:
         if name not in known and name not in ("model", "data"):
-            hint = _ELSEWHERE.get(name) or closest(name, known)
+            if name in RENAMED:
+                raise OptionError(RENAMED[name])
+            hint = closest(name, known)
             raise OptionError(f"unknown option {name!r}: {hint}allowed are {', '.join(known)}")
 
 
-# What people look for under another name.
-_ELSEWHERE = {
-    "dry_run": "subprune.forecast takes the same options and prunes nothing; ",
-    "reweight": "fit='keep' leaves weights as they are; ",
-    "form": "the forms of the paper are values of target; ",
+RENAMED: Mapping[str, Message] = {
+    "dry_run": Message(
+        "dry_run is not an option: subprune.forecast takes the same options and prunes nothing"
+    ),
+    "reweight": Message(
+        "{reweight:name} is now {fit:name}: {fit=} leaves weights as they are, and by default they "
+        "are fitted",
+        fit="keep",
+    ),
+    "form": Message(
+        "{form:name} is now {target:name}: the forms of the paper are its values layer, sequential "
+        "and asymmetric"
+    ),
+    "verify": Message("{verify:name} is now {verify_data:name}, labelled data of any kind"),
+    "rule": Message("{rule:name} is now {allocate:name}, how a goal is divided among the groups"),
 }
+"""Options that had another name; the old one is refused with the new one, in each spelling."""
 
 
 def _docstring(text: str, table: Mapping[str, Option]) -> str:

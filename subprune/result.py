@@ -238,9 +238,10 @@ def _remarks(
     plan: Plan, groups: Sequence[Group], options: Options, verified: Comparison | None
 ) -> Iterator[str]:
     """What differs from what was asked for, or was measured on data that one would not expect."""
-    if options.keep is not None:
+    keep = options.goal.keep
+    if keep is not None:
         together = options.allocator.pools_units
-        remark = missed(options.keep, groups, plan.counts, together)
+        remark = missed(keep, groups, plan.counts, together)
         yield from [remark] if remark else []
     if verified is None and options.allocator.needs_verification:
         yield Message(

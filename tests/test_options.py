@@ -15,6 +15,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import typer
+from run_cli import runner
 from torch import Tensor, nn
 
 import subprune
@@ -24,7 +25,7 @@ from subprune.cli.options import read, text_kind
 from subprune.errors import BudgetError, OptionError
 from subprune.fit.fits import FITS
 from subprune.guarantees import guarantees
-from subprune.keywords import option, options_of, takes
+from subprune.keywords import RENAMED, option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options.checks import GOALS
 from subprune.options.names import (
@@ -373,8 +374,30 @@ def test_a_module_is_called_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("dry_run", "subprune.forecast takes the same options"), ("reweight", "fit='keep' leaves")],
+    [
+        ("dry_run", "subprune.forecast takes the same options"),
+        ("reweight", "reweight is now fit: fit='keep' leaves"),
+        ("form", "form is now target"),
+        ("verify", "verify is now verify_data"),
+        ("rule", "rule is now allocate"),
+    ],
 )
 def test_what_has_another_name_is_named(name: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         subprune.prune(nn.Linear(2, 2), torch.zeros(1, 2), keep=0.5, **{name: True})
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--no-reweight", "--reweight is now --fit: --fit keep leaves weights"),
+        ("--form", "--form is now --target"),
+    ],
+)
+def test_flags_that_were_renamed_name_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, words: str
+) -> None:
+    done = runner(monkeypatch, capsys)("prune", "--model", "x", "--data", "y", flag)
+    assert done.code == 2
+    assert words in " ".join(done.err.split())
+    assert set(RENAMED).isdisjoint(OPTIONS)

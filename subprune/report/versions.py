@@ -6,7 +6,7 @@ import platform
 
 __all__ = ["VERSION", "library_versions"]
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of this package; `subprune.__version__`."""
 
 
