@@ -175,7 +175,7 @@ def of_function(
     return Method(named, target or Sequential(), Function(function, **needs), summary, allocate)
 
 
-def find_method(name: str | Method) -> Method:
+def find_method(name: str | Method | Callable[[View], Answer]) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
     if isinstance(name, Method):
         return name

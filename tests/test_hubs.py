@@ -76,7 +76,6 @@ def test_timm_takes_weights_that_are_here(monkeypatch: pytest.MonkeyPatch, weigh
     hub = Fetched(weights, weights)
     timm(monkeypatch, hub)
     loaded = load("timm:small", None)
-    assert loaded.model is not None
     assert not loaded.model.training
     assert all(bool((x == 0.01).all()) for x in loaded.model.parameters())
     assert hub.asked == []
@@ -97,8 +96,6 @@ def test_nothing_is_fetched_unasked(monkeypatch: pytest.MonkeyPatch, weights: Pa
     assert hub.asked == []
     fetched = load("timm:small", None, download=True)
     assert hub.asked == ["timm/small.test/model.safetensors"]
-    assert fetched.model is not None
-    assert given.model is not None
     for x, y in zip(fetched.model.parameters(), given.model.parameters(), strict=True):
         assert torch.equal(x, y)
 

@@ -58,14 +58,16 @@ class DataChoice:
     @property
     def reader(self) -> Reader:
         """What reads files and folders in this way."""
-        how, loaded = self.preparation, self.loaded or Loaded(None)
+        how, loaded = self.preparation, self.loaded
+        folder = None if loaded is None else loaded.folder
+        prepare = None if loaded is None else loaded.prepare
         return Reader(
             path=self.spec,
-            model=loaded.model,
+            model=None if loaded is None else loaded.model,
             n_samples=self.n_samples,
             seed=self.seed,
-            pixels=Pixels(how.resize, how.mean or None, how.std or None, loaded.prepare),
-            tokenizer=how.tokenizer or (loaded.folder if self._is_text else None),
+            pixels=Pixels(how.resize, how.mean or None, how.std or None, prepare),
+            tokenizer=how.tokenizer or (folder if self._is_text else None),
             column=how.column,
             context=how.context,
             option=self.option,

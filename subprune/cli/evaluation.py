@@ -49,7 +49,6 @@ def print_evaluation(
     other = None if dense is None else load(dense, dense_weights, download=download).model
     if dense is None and dense_weights is not None:
         raise OptionError("--dense-weights are those of --dense, which is not given; give both")
-    assert loaded.model is not None
     inputs = _inputs(loaded, data, preparation, n_samples)
     if is_text(inputs):
         inputs = _after(inputs, text.skip)
@@ -80,7 +79,6 @@ def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None
         folder = how.tokenizer or loaded.folder
         if folder is None:
             raise OptionError("a text is read with a tokenizer: give its folder with --tokenizer")
-        assert loaded.model is not None
         return load_text(path, loaded.model, folder, n_samples or _ALL, how.context)
     if how.tokenizer is not None and (data in dataset_names() or path.suffix in ARRAYS):
         raise OptionError(f"--tokenizer is for texts ({', '.join(SUFFIXES)}) and tables; omit it")

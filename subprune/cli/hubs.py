@@ -28,7 +28,7 @@ __all__ = ["LIBRARIES", "Loaded", "named_model", "pretrained"]
 class Loaded:
     """A model, and what its library says about it."""
 
-    model: nn.Module | None
+    model: nn.Module
     prepare: Prepare | None = None  # of images
     folder: Path | None = None  # of the transformers library, where its tokenizer may be
 

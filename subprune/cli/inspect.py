@@ -46,7 +46,6 @@ def inspect(
 
     loaded = load(model, weights, trained=False)
     net = loaded.model
-    assert net is not None
     how = o.Preparation(data_dir, resize, tokenizer=tokenizer, column=column)
     choice = DataChoice(data, 2, 0, how, loaded=loaded)
     args, kwargs = batches(load_data(choice), net, 2)[0].inputs

@@ -58,8 +58,8 @@ def methods(
     header, width = ("method", "target", "also needs", "what it does"), line_width()
     print_text(text_table(header, rows, width=width))
     for option, (question, members) in choices.items():
-        rows = [(name, " ".join((p.__doc__ or "").split())) for name, p in members.items()]
-        print_text("\n" + text_table((f"--{option}", question), rows, width=width))
+        listing = [(name, " ".join((p.__doc__ or "").split())) for name, p in members.items()]
+        print_text("\n" + text_table((f"--{option}", question), listing, width=width))
 
 
 def _parts() -> dict[str, tuple[str, Mapping[str, object]]]:

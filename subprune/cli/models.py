@@ -41,9 +41,7 @@ def is_code(spec: str) -> bool:
 
 def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Module:
     """`load` for those who want the model alone."""
-    model = load(spec, weights, trained).model
-    assert model is not None
-    return model
+    return load(spec, weights, trained).model
 
 
 def load(
@@ -59,9 +57,7 @@ def load(
         loaded = pretrained(spec, spec)
     else:
         loaded = Loaded(_own_model(spec, trained and weights is None))
-    model = loaded.model
-    assert model is not None
-    model = model if weights is None else _with_weights(model, weights)
+    model = loaded.model if weights is None else _with_weights(loaded.model, weights)
     return replace(loaded, model=model.eval())
 
 

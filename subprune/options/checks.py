@@ -14,7 +14,7 @@ from subprune.messages import Message, listed
 from subprune.statistics.residual import Residual
 
 if TYPE_CHECKING:
-    from subprune.options.table import Options
+    from subprune.options.options import Options
 
 __all__ = [
     "GOALS",

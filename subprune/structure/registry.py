@@ -76,7 +76,7 @@ def unregister_rule(operation: Any) -> None:
         return
     kind = _kind(operation)
     for table in (RULES, PRODUCTS, NORMS):
-        table.pop(kind, None)  # type: ignore[attr-defined]
+        table.pop(kind, None)
 
 
 def _known(name: str) -> str:
