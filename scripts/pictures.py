@@ -133,7 +133,7 @@ def deep() -> Report:
 
 
 def main() -> None:
-    shoot(lenet(), DOCS / "report.png", (1000, 620))
+    shoot(lenet(), DOCS / "report.png", (1000, 880))
     many = deep()
     shoot(many, DOCS / "report-deep.png", (1000, 1060), dark=True, style=NO_SECONDS)
     shoot(many, DOCS / "report-phone.png", (360, 800), style=NO_SECONDS)
