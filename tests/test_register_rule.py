@@ -100,7 +100,7 @@ def test_an_operation_is_named_in_any_way(name: Any) -> None:
 
 def test_a_wrong_rule_costs_the_group_and_not_the_model() -> None:
     """Units are turned round in between, which the rule does not say: the check notices."""
-    model = Between(mirrored)
+    model = Between(lambda x: mirrored(x))
     subprune.register_rule("outside::mirrored", like="pointwise")
     with pytest.raises(BudgetError, match="first"):
         subprune.prune(model, X, keep=0.5)
@@ -146,7 +146,7 @@ class Gate(nn.Module):
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x if float(x.abs().max()) > 1e6 else x * self.scale
+        return x if float(x.detach().abs().max()) > 1e6 else x * self.scale
 
 
 def test_a_module_with_parameters_of_its_own() -> None:
@@ -156,8 +156,8 @@ def test_a_module_with_parameters_of_its_own() -> None:
     result = subprune.prune(model, X, keep=0.5, progress=False)
     kept = list(result.plan.kept["first"])
     assert torch.equal(result.model.own.scale, model.own.scale[kept])
-    (x, y), _ = (model(X), result.model(X)), None
-    assert x.shape == y.shape
+    with torch.no_grad():
+        assert result.model(X).shape == model(X).shape
 
 
 def test_parameters_that_are_forgotten_cost_the_group() -> None:
@@ -185,5 +185,5 @@ def test_what_is_for_modules_is_refused_with_operations() -> None:
     with pytest.raises(OptionError, match="parameters and dim are for modules"):
         subprune.register_rule("outside::soften", "pointwise", parameters={"scale": 0})
     subprune.register_rule(Gate, "pointwise", parameters={"scal": 0})
-    with pytest.raises(OptionError, match="names 'scal', which is not a parameter .* are scale"):
+    with pytest.raises(OptionError, match=r"names 'scal', which is not a parameter .* are scale"):
         subprune.find_groups(Between(Gate()), X)
