@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from subprune.measure.compare import Comparison, Tally, compare
 from subprune.measure.language import token_count
 from subprune.messages import Message
 from subprune.plan import HISTORY, Plan, history_of
+from subprune.program import parallel
 from subprune.program.shapes import describe_inputs
 from subprune.report.figures import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
@@ -215,15 +217,19 @@ def _compared(
         if options.batchnorm == "recalibrate":
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
-        unseen = run.finish()
-    folds = calibration.folds or itertools.repeat(0, len(batches))
-    outputs = zip(
-        done.dense.finish(), measure.outputs(small, batches), unseen, batches, folds, strict=True
-    )
-    for before, after, apart, batch, fold in outputs:
+        unseen = run.finish(done.unseen)
+    others = zip(done.dense.finish(), unseen, strict=True)
+    pruned = measure.outputs(small, batches)
+    for batch in batches:
+        # The others run while the smaller model does.
+        both = parallel.later(functools.partial(next, others), done.dense.on_cpu)
+        with parallel.one_thread(not both.done()):
+            after = next(pruned)
+        before, apart = both.result()
+        assert before is not None
         known: dict[str, Any] = {}  # about the dense model, for both
         fitted.add(before, after, batch, known)
-        if apart is not None and (done.unseen is None or fold in done.unseen):
+        if apart is not None:
             held_out.add(before, apart, batch, known)
     return fitted.result(), held_out.result() if done.versions else None
 

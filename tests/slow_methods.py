@@ -267,8 +267,8 @@ def independence(model: nn.Module, readers: Readers, data: Data, inputs: int) ->
     for name, units in readers:
         maps = torch.cat(inputs_of(model, name, data))[:inputs]
         for x in maps:
-            features = x if isinstance(model.get_submodule(name), nn.Conv2d) else x.T
-            rows = features.reshape(len(units), -1)
+            last = not isinstance(model.get_submodule(name), nn.Conv2d)
+            rows = (x.movedim(-1, 0) if last else x).reshape(len(units), -1)
             table = torch.stack([rows[units == u].flatten() for u in range(n_units(readers))])
             whole = float(np.linalg.norm(table.numpy(), "nuc"))
             for u in range(len(table)):

@@ -68,10 +68,15 @@ class SPPF(nn.Module):
 
 
 class MapAttention(nn.Module):
-    """Attention over places; values also go through a depthwise convolution."""
+    """Attention over places; values also go through a depthwise convolution.
 
-    def __init__(self, c: int, heads: int) -> None:
+    fixed: heads are put together to as many channels as came in, as YOLO26 has it, so that neither
+    can be cut without the other.
+    """
+
+    def __init__(self, c: int, heads: int, fixed: bool = False) -> None:
         super().__init__()
+        self.fixed = fixed
         self.heads, self.size = heads, c // heads
         self.key = self.size // 2
         self.qkv = conv_bn(c, c + 2 * heads * self.key, 1, act=nn.Identity)
@@ -80,6 +85,7 @@ class MapAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
+        c = c if self.fixed else -1
         qkv = self.qkv(x).view(b, self.heads, 2 * self.key + self.size, h * w)
         q, k, v = qkv.split([self.key, self.key, self.size], dim=2)
         weights = (q.transpose(-2, -1) @ k * self.key**-0.5).softmax(-1)
@@ -90,15 +96,16 @@ class MapAttention(nn.Module):
 class AttentionStage(nn.Module):
     """C2PSA: half of the channels go through attention and two 1×1, each around a shortcut."""
 
-    def __init__(self, c: int) -> None:
+    def __init__(self, c: int, fixed: bool = False) -> None:
         super().__init__()
         half = c // 2
         self.c, self.cv1, self.cv2 = half, block(c, 2 * half), block(2 * half, c)
-        self.attn = MapAttention(half, 2)
+        self.attn = MapAttention(half, 2, fixed)
         self.ffn = nn.Sequential(block(half, 2 * half), conv_bn(2 * half, half, 1, act=nn.Identity))
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = self.cv1(x).split((self.c, self.c), dim=1)
+        both = self.cv1(x)
+        a, b = both.split((self.c, self.c), 1) if self.attn.fixed else both.chunk(2, 1)
         b = b + self.attn(b)
         b = b + self.ffn(b)
         return self.cv2(torch.cat((a, b), 1))
@@ -146,6 +153,11 @@ class Detector(nn.Module):
         self.down = nn.Sequential(nn.MaxPool2d(2), block(8, 6, 3))
         self.last = C2f(14, 8, [Inner(4, 4, False)])
         self.head = Head((8, 8), 3, light=later)
+        # Large enough that the first layers still count at the end of so many.
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, nonlinearity="selu")
+                m.weight.data.mul_(2)
 
     def forward(self, x: Tensor) -> Tensor:
         fine = self.fine(self.stem(x))

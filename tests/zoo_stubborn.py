@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from zoo_attention import Block, Language, SlicedAttention
+from zoo_convolution import conv_bn
+from zoo_detection import AttentionStage
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,19 @@ def rows(n: int) -> Callable[[], Tensor]:
 
 
 STUBBORN: dict[str, Stubborn] = {
+    # Heads are put together to as many channels as came in.
+    "map-attention": Stubborn(
+        lambda: nn.Sequential(
+            conv_bn(3, 8),
+            AttentionStage(8, fixed=True),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(8, 3),
+        ),
+        lambda: torch.randn(2, 3, 8, 8),
+        ("0.0", "1.attn.qkv.0", "1.ffn.0.0", "1.cv2.0"),
+        {"1.attn.qkv.0": "invalid"},
+    ),
     "two-splits": Stubborn(
         TwoSplits,
         image,

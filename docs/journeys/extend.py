@@ -19,7 +19,7 @@ inputs = torch.randn(512, 16)
 # ## A selector in ten lines
 #
 # A function that ranks the units of a group, best first. This one keeps the units with the most energy where they are
-# read. `view.statistics` has `G = BᵀB` of every layer that reads the group.
+# read; `view.statistics` has `G = BᵀB` of every layer that reads the group.
 
 
 # %%
@@ -78,20 +78,17 @@ class Mixed(nn.Module):
 print(subprune.find_groups(Mixed(), inputs).refused)
 
 # %% [markdown]
-# It multiplies by a weight, so one row says which argument is which, and the rule of linear layers serves for its
-# dimensions. Every cut is still checked against the masked model: a wrong rule is found out, not believed.
+# It multiplies by a weight: `Product` says which argument is which, and which dimension of the weight is summed over and
+# which one is made. Every cut is still checked against the masked model: a wrong rule is found out, not believed.
 
 # %%
-from subprune.program.ops import PRODUCTS, Product
-from subprune.structure.flow import RULES
-from subprune.structure.rules.linear import linear
-
-PRODUCTS["mixture"] = Product(activation="features", weight="mixing", summed=0, made=1)
-RULES["mixture"] = linear
+product = subprune.Product(activation="features", weight="mixing", summed=0, made=1)
+subprune.register_rule(mixture, like=product)
 result = subprune.prune(Mixed(), inputs, keep=0.5, progress=False)
 print(result.plan.counts)
 assert result.plan.counts == {"fc": 16}
 
 # %% [markdown]
 # Targets, fits and allocators are added in the same way: [Architecture](../architecture.md#four-recipes). What a selector
-# may look at and return: [Adding a method](../adding-a-method.md).
+# may look at and return: [Adding a method](../adding-a-method.md); rules for operations that keep shapes, norms and whole
+# modules: [Operations of your own](../own-operations.md).

@@ -34,7 +34,7 @@ class Images:
 
     def inputs(self, rows: slice | Sequence[int] = slice(None)) -> Tensor:
         """[n, 3, H, W] float32, as the network takes them."""
-        x = torch.from_numpy(np.ascontiguousarray(self.pixels[rows])).float()
+        x = torch.from_numpy(np.array(self.pixels[rows])).float()
         mean, scale = (torch.tensor(v)[:, None, None] for v in (self.mean, self.scale))
         return (x - mean) / scale
 

@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -260,9 +260,17 @@ def mimicking(rate: float = 0.02) -> Entrant:
 
 
 def _mimic(
-    dense: nn.Module, small: nn.Module, material: Material, rate: float, minutes: float, seed: int
+    dense: nn.Module,
+    small: nn.Module,
+    material: Material,
+    rate: float,
+    minutes: float,
+    seed: int,
+    most: int | None = None,
 ) -> int:
-    """Train `small`, whose last layer is the dense model's, in place; the number of steps."""
+    """Train `small`, whose last layer is the dense model's, in place; the number of steps, which
+    the minutes decide unless `most` says.
+    """
     generator = torch.Generator().manual_seed(seed)
     images = material.calibration.inputs()
     trained = [p for n, p in small.named_parameters() if not n.startswith(_last(small)[0])]
@@ -271,21 +279,31 @@ def _mimic(
     small.train()
     while True:
         for rows in torch.randperm(len(images), generator=generator).split(64):
-            share = 1 - (until - time.perf_counter()) / (60 * minutes)
+            by_time = 1 - (until - time.perf_counter()) / (60 * minutes)
+            share = by_time if most is None else steps / most
             if share >= 1:
                 small.eval()
                 return steps
             for group in optimiser.param_groups:
                 group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * share)) * min(1, (steps + 1) / 5)
-            x = _moved(images[rows], generator)
-            with torch.no_grad():
-                wanted = _features(dense, x)
-            loss = F.mse_loss(_features(small, x), wanted)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 5.0)
-            optimiser.step()
+            _mimic_step(dense, small, _moved(images[rows], generator), optimiser, trained)
             steps += 1
+
+
+def _mimic_step(
+    dense: nn.Module,
+    small: nn.Module,
+    x: Tensor,
+    optimiser: torch.optim.Optimizer,
+    trained: Sequence[nn.Parameter],
+) -> None:
+    with torch.no_grad():
+        wanted = _features(dense, x)
+    loss = F.mse_loss(_features(small, x), wanted)
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(trained, 5.0)
+    optimiser.step()
 
 
 def _last(model: nn.Module) -> tuple[str, nn.Linear]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -84,10 +84,15 @@ class Detect(nn.Module):
         last = nn.Conv2d(width, outputs, 1)
         return nn.Sequential(Conv(inputs, width, 3), Conv(width, width, 3), last)
 
-    def forward(self, *maps: Tensor) -> Tensor:
-        """Three maps → [N, 4 + classes, places]: centre, width and height in pixels, scores."""
-        pairs = zip(maps, self.cv2, self.cv3, STRIDES, strict=True)
-        return torch.cat([self._decoded(b(x), c(x), stride) for x, b, c, stride in pairs], 2)
+    def forward(self, maps: Sequence[Tensor], decode: bool) -> Tensor:
+        """Three maps → [N, 4 + classes, places]: centre, width and height in pixels, scores; not
+        decoded, [N, 4 · BINS + classes, places]: what distances and scores are made of.
+        """
+        branches = zip(maps, self.cv2, self.cv3, STRIDES, strict=True)
+        found = [(b(x), c(x), stride) for x, b, c, stride in branches]
+        if not decode:
+            return torch.cat([torch.cat((b, c), 1).flatten(2) for b, c, _ in found], 2)
+        return torch.cat([self._decoded(*one) for one in found], 2)
 
     @staticmethod
     def _decoded(sides: Tensor, scores: Tensor, stride: int) -> Tensor:
@@ -103,7 +108,13 @@ class Detect(nn.Module):
 
 
 class YOLOv8(nn.Module):
-    """[N, 3, H, W] in 0 … 1, sides multiples of 32 → [N, 4 + classes, places]."""
+    """[N, 3, H, W] in 0 … 1, sides multiples of 32 → [N, 4 + classes, places].
+
+    With `decode` off, the output is what boxes and scores are made of, numbers of one size: boxes in
+    pixels and scores from 0 to 1 in one tensor would make errors of scores seem to be nothing.
+    """
+
+    decode = True
 
     def __init__(self, width: float = 0.25, depth: float = 0.33, classes: int = 80) -> None:
         super().__init__()
@@ -148,7 +159,7 @@ class YOLOv8(nn.Module):
         first = layer[15](torch.cat([_doubled(joined), fine], 1))
         second = layer[18](torch.cat([layer[16](first), joined], 1))
         third = layer[21](torch.cat([layer[19](second), coarse], 1))
-        found: Tensor = layer[22](first, second, third)
+        found: Tensor = layer[22]((first, second, third), self.decode)
         return found
 
 

@@ -137,11 +137,13 @@ def figures(
 
 def pruned(options: argparse.Namespace, seen: Tensor) -> subprune.Result:
     dense = from_tensors(read_tensors(options.weights))
+    dense.decode = False
     how = {"n_samples": None, "seed": options.seed, "method": options.method}
     result = subprune.prune(dense, seen, speedup=options.speedup, **how)
-    if not options.recover:
-        return result
-    return subprune.recover(result, seen, minutes=options.recover, augment=False, batch=16)
+    if options.recover:
+        result = subprune.recover(result, seen, minutes=options.recover, augment=False, batch=16)
+    dense.decode = result.model.decode = True
+    return result
 
 
 def main(words: Sequence[str] | None = None) -> None:

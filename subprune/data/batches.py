@@ -362,9 +362,10 @@ def folded(
                 )
         start += batch.size
     pieces = [
-        (b, fold)
+        (piece, fold)
         for fold, hand in enumerate(hands)
-        for b in _together(hand, most if most is not None and smaller else largest)
+        for b in _together(hand, largest)
+        for piece in _divided(b, largest if most is None else most)
     ]
     return [b for b, _ in pieces], [fold for _, fold in pieces]
 
@@ -372,7 +373,7 @@ def folded(
 def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
     """The same samples in fewer batches, of at most so many samples each."""
     joined: list[Batch] = []
-    for batch in (piece for b in batches for piece in _divided(b, most)):
+    for batch in batches:
         both = (
             _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
         )

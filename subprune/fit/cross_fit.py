@@ -15,21 +15,25 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
 from subprune.fit.solver import Factors, Solution, energy_change, relative_error, solve
+from subprune.program import parallel
 
 if TYPE_CHECKING:
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.statistics import Statistics
 
 __all__ = ["FOLDS", "STRENGTHS", "Fitted", "FoldFactors", "cross_fit", "together"]
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
 
 FoldFactors = dict[int | None, Factors]
 """What solves for a layer's kept columns: by the fold that is left out, None for all inputs."""
@@ -53,8 +57,10 @@ _OUTPUTS = 128
 _KEPT = 128 * 2**20
 """Bytes of factors that stay for other targets, beside those of the strength that is used."""
 
-_WIDE = 2048
-"""Columns from which on matrices are large, and made again rather than kept."""
+_TINY, _WIDE = 128, 2048
+"""Columns up to which a fit takes less time than handing it to another core; and from which on
+matrices are large, and made again rather than kept.
+"""
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
@@ -128,14 +134,11 @@ def cross_fit(
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths)
-        energy = residual = 0.0
-        for trial in trials:
-            versions = (*versions, trial.weight(strength))
-            if intercept:
-                shifts = (*shifts, trial.shift(strength))
-            residual += trial.residual(strength)
-            energy += trial.energy
-            trial.tidy(strength)
+        residual = sum(_each(lambda trial: trial.settle(strength), trials, columns))
+        versions = tuple(trial.weight(strength) for trial in trials)
+        if intercept:
+            shifts = tuple(trial.shift(strength) for trial in trials)
+        energy = sum(trial.energy for trial in trials)
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
@@ -189,11 +192,20 @@ class _Trial:
             self.energy = unseen.energy
         return self._statistics
 
+    @property
+    def wide(self) -> bool:
+        """Whether matrices are large, and trials made one after another."""
+        return len(self.columns) > _WIDE
+
+    def best(self) -> float:
+        """The strength that changed the fold's energy most, of those tried so far."""
+        return min(self._changes, key=lambda strength: self._changes[strength])
+
     def tidy(self, strength: float, *, statistics: bool = True) -> None:
         """Of large matrices, keep only what solves with this strength; not the statistics either,
         unless they are needed at once.
         """
-        if len(self.columns) <= _WIDE:
+        if not self.wide:
             return
         if statistics:
             self._statistics = None
@@ -230,10 +242,12 @@ class _Trial:
             self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
         return self._changes[strength]
 
-    def residual(self, strength: float) -> float:
-        """What the fit leaves of the fold's energy."""
+    def settle(self, strength: float) -> float:
+        """Fit with this strength, for good: what that leaves of the fold's energy."""
         fit = self._fit(strength)
-        return relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
+        residual = relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
+        self.tidy(strength)
+        return residual
 
     def shift(self, strength: float) -> Tensor:
         """The fitted constant [m]."""
@@ -262,17 +276,32 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
     """
     if len(strengths) == 1:
         return strengths[0]
-    changes: list[float] = []
-    for strength in strengths:
-        changes.append(trials[0].change(strength))
-        trials[0].tidy(strengths[changes.index(min(changes))], statistics=False)
+    first, columns = trials[0], trials[0].columns
+    first.both()  # which all of its trials need
+
+    def change(strength: float) -> float:
+        found = first.change(strength)
+        if first.wide:
+            first.tidy(first.best(), statistics=False)
+        return found
+
+    changes = _each(change, strengths, columns)
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
-    for trial in trials:
-        for strength in near:
-            trial.change(strength)
+
+    def changes_near(trial: _Trial) -> list[float]:
+        found = [trial.change(strength) for strength in near]
         trial.tidy(strengths[best])
-    return min(near, key=lambda strength: sum(trial.change(strength) for trial in trials))
+        return found
+
+    totals = [sum(both) for both in zip(*_each(changes_near, trials, columns), strict=True)]
+    return near[totals.index(min(totals))]
+
+
+def _each(work: Callable[[Item], Outcome], items: Sequence[Item], columns: Tensor) -> list[Outcome]:
+    """The work on every item, several at once where their matrices are neither tiny nor large."""
+    side_by_side = _TINY <= len(columns) <= _WIDE and columns.device.type == "cpu"
+    return parallel.each(work, items, side_by_side)
 
 
 def together(fits: Sequence[Fitted]) -> Figures:

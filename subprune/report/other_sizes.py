@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from subprune.report.markup import section
 from subprune.report.svg import dot, frame, height, line, samples
+from subprune.report.terminal import percent
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["page_data", "size_section", "widths"]
 
 _STEPS = 48
+_LOST = 1e-3  # an error that a curve has with all units kept
 _FURTHEST = 4.0  # the share of units that stays is raised to at most this power
 
 
@@ -61,9 +63,8 @@ def size_section(r: Report) -> str:
     text = (
         "An estimate, not a measurement. Widths go up and down in the proportions of this plan, "
         f"and what they cost is counted {counted}. Errors are read from the error curves "
-        "below (greedy choice, plain fit, fitted inputs), which were taken with the layers before "
-        "pruned as in this plan: with everything kept, what those layers lost is still in them. "
-        "Prune with the call below to know."
+        f"below (greedy choice, plain fit, fitted inputs){_inherited(r)}. Prune with the call below "
+        "to know."
     )
     body = (
         f'<div class="card sizer">{_chart(r, costs)}'
@@ -75,6 +76,17 @@ def size_section(r: Report) -> str:
         "</div></div>"
     )
     return section("What other sizes would cost", text, body)
+
+
+def _inherited(r: Report) -> str:
+    """Curves of most targets begin with what the layers before have lost."""
+    ends = [g.errors[g.units] for g in r.plan.groups if g.units < len(g.errors)]
+    if not any(x > _LOST for x in ends):
+        return ""
+    return (
+        ", which were taken with the layers before pruned as in this plan: with everything kept, "
+        "what those layers lost is still in them"
+    )
 
 
 def _path(r: Report, costs: Formula) -> list[tuple[float, float]]:
@@ -105,7 +117,7 @@ def _chart(r: Report, costs: Formula) -> str:
     return frame(
         f"{drawn}{mark}<!--dots-->{dot(now)}{dot(now, 'probe')}",
         "mean error left in a group over the share of parameters left; the plan is marked",
-        f"{least:.0%} of the parameters left",
+        f"{percent(least, 1)} of the parameters left",
         "100%",
         "sized",
     )

@@ -131,9 +131,14 @@ def _portion(program: Program, size: int) -> int:
 
     Two, as long as those are not very large: a dimension of length 1 tells less about a model.
     """
-    values = [v for v in program.values.values() if v.source == "op"]
-    sizes = [math.prod(v.shape) * v.dtype.itemsize for v in values]
-    excess = max(max(sizes, default=0) / VALUE_BYTES, sum(sizes) / ALL_BYTES)
+    given = {v.storage for v in program.values.values() if v.source != "op"}
+    sizes: dict[int, int] = {}  # by storage: views of a value, or of a parameter, are nothing new
+    for v in program.values.values():
+        if v.storage not in given:
+            own = math.prod(v.shape) * v.dtype.itemsize
+            sizes[v.storage] = max(own, sizes.get(v.storage, 0))
+    largest, together = max(sizes.values(), default=0), sum(sizes.values())
+    excess = max(largest / VALUE_BYTES, together / ALL_BYTES)
     if excess <= 1:
         return size
     share = size / excess

@@ -6,8 +6,7 @@ nothing is ever computed from the start again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -113,16 +112,11 @@ class Run:
         self.each_batch(one)
         self.position = stop
 
-    @cached_property
-    def _overwrites(self) -> bool:
-        """Whether an operation writes into its inputs: these must stay where they are."""
-        return any(op.mutates for program in self.programs for op in program.ops)
-
     def _put_away(self, batch: int) -> None:
         """Move the values of a batch to files, if those of all batches would fill the memory."""
         env = self.envs[batch]
         size = sum(x.nbytes for x in env.values())
-        if size * len(self.envs) > RUN_BYTES and not self._overwrites:
+        if size * len(self.envs) > RUN_BYTES and not self.programs[batch].overwrites:
             env.update({vid: shelved(x) for vid, x in env.items()})
         self._rest(batch)
 
@@ -177,12 +171,19 @@ class Run:
             yield i
         self.position = max(self.position, stop)
 
-    def finish(self) -> Iterator[Tensor]:
-        """Run to the end, one batch at a time, and yield its first output; the run is used up."""
-        for i in self.each(len(self.programs[0].ops)):
-            program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.answer, env, self.tensors_of(i))
+    def finish(self, folds: Collection[int] | None = None) -> Iterator[Tensor | None]:
+        """Run to the end, one batch at a time, and yield its first output; the run is used up.
+
+        folds: those that are wanted, None: all; batches of others yield None.
+        """
+        for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
+            output = None
+            if folds is None or self.folds[i] in folds:
+                self._go(i, None, self.override)
+                output = program.fetch_output(program.answer, env, self.tensors_of(i))
             env.clear()
+            yield output
+        self.position = len(self.programs[0].ops)
 
     def answers(self, function: Callable[[Tensor], Outcome]) -> list[Outcome]:
         """Run to the end, several batches at once, and what the function makes of their first
