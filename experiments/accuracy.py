@@ -70,6 +70,7 @@ TABLE: dict[str, Variant] = {
     "paper's method (asym-in-change)": variant(method="asym-in-change"),
     "default": variant(),
     "refine": variant(refine=4),
+    "refine, mirror images": variant(refine=4, augment="mirror"),
     "recover": recovered,
 }
 
@@ -84,6 +85,7 @@ ABLATION: dict[str, Variant] = {
     "without: budgets by the output": variant(allocate="balanced"),
     "equal fractions": variant(allocate="uniform"),
     "backward elimination": variant(selector="backward"),
+    "exchanges of units": variant(selector="swap"),
     "with: mirror images": variant(augment="mirror"),
     "with: mirror images and crops": variant(augment=["mirror", "crop"]),
     "with: refine": variant(refine=4),

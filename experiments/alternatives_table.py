@@ -1,9 +1,9 @@
 """LeNet on MNIST: other ways to choose units beside ours, same data, same budgets rule, with and
 without reweighting.
 
-    python experiments/alternatives_table.py [--readme README.md]
+    python experiments/alternatives_table.py [--page docs/results-lenet-sample.md]
 
-Writes experiments/results/alternatives/table.md; with --readme the table between the markers in
+Writes experiments/results/alternatives/table.md; with --page the table between the markers in
 that file is replaced. 512 images by seed from the shipped training sample, top-1 on the 10,000 test
 images, no fine-tuning.
 """
@@ -71,7 +71,7 @@ def markdown(values: dict[tuple[str, bool, int], float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--readme", type=Path, help="file whose table is replaced")
+    parser.add_argument("--page", type=Path, help="file whose table is replaced")
     parser.add_argument("--output", type=Path, default=Path("experiments/results/alternatives"))
     options = parser.parse_args()
     note = (
@@ -81,10 +81,10 @@ def main() -> None:
     text = markdown(measure(SEEDS)) + note
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "table.md").write_text(text)
-    if options.readme:
-        old = options.readme.read_text()
+    if options.page:
+        old = options.page.read_text()
         marks = r"(<!-- alternatives table -->\n).*?(<!-- /alternatives table -->)"
-        options.readme.write_text(re.sub(marks, lambda m: m[1] + text + m[2], old, flags=re.S))
+        options.page.write_text(re.sub(marks, lambda m: m[1] + text + m[2], old, flags=re.S))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 the paper.
 
     python experiments/lenet_table.py --output experiments/results/lenet [--paper paper_tables.csv]
-    [--readme README.md]
+    [--page docs/results-lenet-sample.md]
 
-Writes one CSV row per run and a markdown table of means; with --readme the table between the
+Writes one CSV row per run and a markdown table of means; with --page the table between the
 markers in that file is replaced. 512 images are drawn from the shipped training sample by seed;
 top-1 on the 10,000 test images.
 """
@@ -125,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("experiments/results/lenet"))
     parser.add_argument("--paper", type=Path, help="the paper's tables as CSV")
-    parser.add_argument("--readme", type=Path, help="file whose table is replaced")
+    parser.add_argument("--page", type=Path, help="file whose table is replaced")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     options = parser.parse_args()
     dense, rows = run_all(tuple(options.seeds))
@@ -139,10 +139,10 @@ def main() -> None:
     text = markdown(dense, rows, paper)
     note = f"\nMade by `experiments/lenet_table.py`, seeds {seeds}; {machine()}.\n"
     (options.output / "table.md").write_text(text + note)
-    if options.readme:
-        old = options.readme.read_text()
+    if options.page:
+        old = options.page.read_text()
         start, end = "<!-- lenet table -->", "<!-- /lenet table -->"
-        options.readme.write_text(
+        options.page.write_text(
             re.sub(f"{start}.*{end}", lambda _: f"{start}\n{text}{note}{end}", old, flags=re.S)
         )
     print(text)

@@ -7,6 +7,10 @@ The wheels are built from the sdists, so both are tested. They are installed wit
 the packages they need come from the environment this script runs in: installing torch again would
 fetch gigabytes and might pick another build. What is declared in a wheel is compared with what is
 there instead.
+
+The library is tried twice: first in an environment that has what its wheel requires and what that
+requires in turn, and nothing else; then with everything that is here, command line and evaluation
+included.
 """
 
 from __future__ import annotations
@@ -17,7 +21,12 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from importlib.metadata import Distribution, PackageNotFoundError, version
+from importlib.metadata import (
+    Distribution,
+    PackageNotFoundError,
+    distribution,
+    version,
+)
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -49,6 +58,29 @@ result.report.save_html("report.html")
 """
 
 
+ALONE = """
+import subprune
+from subprune.zoo.datasets import load
+from subprune.zoo.models import shipped_lenet
+assert "site-packages" in subprune.__file__, subprune.__file__
+model, _ = shipped_lenet()
+x = load("mnist-sample", "train").inputs()[:64]
+print(subprune.inspect(model, x))
+result = subprune.prune(model, x, compression=4, progress=True)
+print(result.report)
+result.report.save_html("alone.html")
+subprune.save(result, "alone.safetensors")
+subprune.load(shipped_lenet()[0], "alone.safetensors")
+from subprune.__main__ import main
+try:
+    main()
+except SystemExit as left:
+    assert "subprune[cli]" in str(left.code), left.code
+else:
+    raise AssertionError("the command line ran without its libraries")
+"""
+
+
 def main() -> None:
     """Build, look inside, install, try."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -60,9 +92,10 @@ def main() -> None:
     for project, (package, files) in PROJECTS.items():
         wheels.append(built(project, folder / "dist" / package))
         look_inside(wheels[-1], package, files)
-    python = clean_environment(folder, wheels)
     place = folder / "try"
     place.mkdir()
+    run(clean_environment(folder / "alone", wheels[:1], all_packages=False), "-c", ALONE, cwd=place)
+    python = clean_environment(folder / "venv", wheels)
     run(python, "-c", TRY, cwd=place)
     command = python.parent / "subprune"
     run(command, "--version", cwd=place)
@@ -98,27 +131,56 @@ def look_inside(wheel: Path, package: str, files: tuple[str, ...]) -> None:
         sys.exit(f"error: {wheel.name} holds more than the package: {sorted(strangers)}")
 
 
-def clean_environment(folder: Path, wheels: list[Path]) -> Path:
+def clean_environment(folder: Path, wheels: list[Path], all_packages: bool = True) -> Path:
     """A new environment with the wheels, which sees this environment's other packages but not its
-    copies of these.
+    copies of these; or just the packages that the wheels require.
     """
-    run(sys.executable, "-m", "venv", folder / "venv")
-    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *wheels)
-    site = next((folder / "venv" / "lib").glob("python*/site-packages"))
-    (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    for metadata in site.glob("subprune*.dist-info"):
-        check_requirements(Distribution.at(metadata))
+    site = next((folder / "lib").glob("python*/site-packages"))
+    if all_packages:
+        (site / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    else:
+        lend(site, required(Distribution.at(next(site.glob("subprune-*.dist-info")))))
+    own = [Distribution.at(metadata) for metadata in site.glob("subprune*.dist-info")]
+    for wheel in own:
+        check_requirements(wheel, {d.name: d.version for d in own})
     return python
 
 
-def check_requirements(distribution: Distribution) -> None:
-    """What a wheel declares to need is here, in a version that it accepts."""
-    for line in distribution.requires or []:
+def required(of: Distribution) -> set[str]:
+    """The distributions that one requires, and those that they require in turn."""
+    wanted: set[str] = set()
+    pending = [Requirement(line) for line in of.requires or []]
+    while pending:
+        need = pending.pop()
+        if need.name in wanted or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        wanted.add(need.name)
+        pending += [Requirement(line) for line in distribution(need.name).requires or []]
+    return wanted
+
+
+def lend(site: Path, names: set[str]) -> None:
+    """Make the packages of these distributions visible in an environment, and no others."""
+    home = Path(sysconfig.get_paths()["purelib"])
+    for name in names:
+        files = distribution(name).files or []
+        for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
+            if (home / top).exists() and not (site / top).exists():
+                (site / top).symlink_to(home / top)
+
+
+def check_requirements(wheel: Distribution, own: dict[str, str]) -> None:
+    """What a wheel declares to need is here, in a version that it accepts; `own` are the versions
+    of the wheels themselves.
+    """
+    for line in wheel.requires or []:
         need = Requirement(line)
         if need.marker is None or need.marker.evaluate({"extra": ""}):
             try:
-                have = version(need.name)
+                have = own.get(need.name) or version(need.name)
             except PackageNotFoundError:
                 sys.exit(f"error: the wheel requires {line}, which is not installed here")
             if not need.specifier.contains(have, prereleases=True):

@@ -27,15 +27,17 @@ from subprune.keywords import takes
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
-from subprune.methods import METHODS, Method
-from subprune.options.table import Options
+from subprune.methods import METHODS, of_function
+from subprune.options.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
+from subprune.program.cores import use_threads
 from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
+from subprune.reading.reader import read_data
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
-from subprune.select.selector import Answer, Function, Setting, View
+from subprune.select.selector import Answer, Setting, View
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
@@ -58,9 +60,10 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     changed.
 
     `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a
-    DataLoader, or an iterable of tensors, tuples or dicts, batches or single samples. `forward`
+    DataLoader, an iterable of tensors, tuples or dicts, batches or single samples, or the path of
+    something that `read_data` reads. `forward`
     turns an item into the model's arguments where that does not fit. Of the options, which are
-    given by name, exactly one says what the smaller model may cost.
+    given by name, one or several limits say what the smaller model may cost.
 
     Args:
         model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
@@ -71,6 +74,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
         A `Result` with the smaller model, the plan and the report.
     """
     watch = Stopwatch()
+    use_threads(options.threads)
     check_model(model)
     with progress_bar(_stages(options), options.progress) as tick:
         ready = _ready(model, data, options, tick, watch)
@@ -110,6 +114,7 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
     Returns:
         A `Forecast` with the number of units that every group would keep.
     """
+    use_threads(options.threads)
     check_model(model)
     with progress_bar(_stages(options), options.progress) as tick:
         demand = _ready(model, data, options, tick, Stopwatch()).demand
@@ -142,6 +147,7 @@ def _ready(
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
     tick("reading data")
+    data = _on_disk(data, model, options)
     inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
@@ -161,6 +167,16 @@ def _ready(
     demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
     remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
     return _Ready(demand, [*checked.notes, *left_whole(roles)], remarks)
+
+
+def _on_disk(data: Any, model: nn.Module, options: Options) -> Any:
+    """What a path stands for; anything else as it is."""
+    if not isinstance(data, str | Path):
+        return data
+    count = options.n_samples
+    return read_data(
+        data, model, n_samples=count if isinstance(count, int) else None, seed=options.seed
+    )
 
 
 def _unfelt(demand: Demand) -> list[str]:
@@ -278,6 +294,7 @@ def _walk(
         counts,
         renew=options.batchnorm == "sequential",
         tick=lambda group: tick(f"pruning {group.name}"),
+        tell=options.callback or (lambda group: None),
     )
     return done, list(chosen)
 
@@ -317,7 +334,9 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
     goal = "budgets" if options.keep is None else "keep"
-    chosen = choose_groups(structure, calibration.model, only, ignore, _named(options), goal)
+    chosen = choose_groups(
+        structure, calibration.model, only, ignore, _named(options), goal, options.streams
+    )
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -438,9 +457,8 @@ def method(
             raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
         if name in METHODS:
             raise OptionError(f"there is a method named {name!r} already; choose another name")
-        summary = (function.__doc__ or "").strip().split("\n")[0]
-        selector = Function(function, labels=labels, pool=train_data, runs=runs)
-        METHODS[name] = Method(name, target, selector, summary, allocate)
+        needs = {"labels": labels, "pool": train_data, "runs": runs}
+        METHODS[name] = of_function(function, name, target=target, allocate=allocate, **needs)
         return function
 
     return register

@@ -15,14 +15,16 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from subprune.errors import OptionError, closest
 from subprune.messages import FLAGS, KEYWORDS, Message, Spelling, spelled
 
+if TYPE_CHECKING:
+    from torch import nn
+
 __all__ = [
+    "RENAMED",
     "Option",
     "check_kind",
     "describe",
@@ -30,6 +32,7 @@ __all__ = [
     "option",
     "options_of",
     "same",
+    "stand_in",
     "takes",
 ]
 
@@ -107,6 +110,14 @@ def same(kind: type, name: str) -> Any:
     return dataclasses.field(default=shared.default, metadata=shared.metadata)
 
 
+def stand_in(path: str) -> type:
+    """A class of the same name and place as another, for annotations that are read before the
+    other's module is imported.
+    """
+    module, _, name = path.rpartition(".")
+    return type(name, (), {"__module__": module, "__doc__": f"Stands for {path}."})
+
+
 @functools.cache
 def options_of(kind: type) -> Mapping[str, Option]:
     """The table: the options that a dataclass declares, by name."""
@@ -173,16 +184,29 @@ def _check_names(
         )
     for name in keywords:
         if name not in known and name not in ("model", "data"):
-            hint = _ELSEWHERE.get(name) or closest(name, known)
+            if name in RENAMED:
+                raise OptionError(RENAMED[name])
+            hint = closest(name, known)
             raise OptionError(f"unknown option {name!r}: {hint}allowed are {', '.join(known)}")
 
 
-# What people look for under another name.
-_ELSEWHERE = {
-    "dry_run": "subprune.forecast takes the same options and prunes nothing; ",
-    "reweight": "fit='keep' leaves weights as they are; ",
-    "form": "the forms of the paper are values of target; ",
+RENAMED: Mapping[str, Message] = {
+    "dry_run": Message(
+        "dry_run is not an option: subprune.forecast takes the same options and prunes nothing"
+    ),
+    "reweight": Message(
+        "{reweight:name} is now {fit:name}: {fit=} leaves weights as they are, and by default they "
+        "are fitted",
+        fit="keep",
+    ),
+    "form": Message(
+        "{form:name} is now {target:name}: the forms of the paper are its values layer, sequential "
+        "and asymmetric"
+    ),
+    "verify": Message("{verify:name} is now {verify_data:name}, labelled data of any kind"),
+    "rule": Message("{rule:name} is now {allocate:name}, how a goal is divided among the groups"),
 }
+"""Options that had another name; the old one is refused with the new one, in each spelling."""
 
 
 def _docstring(text: str, table: Mapping[str, Option]) -> str:

@@ -1,17 +1,19 @@
 """Named methods: each is a preset of the four choices, one row of data.
 
 A user's own ranking function becomes a method with ``@subprune.method("my-method")``, which is all
-it takes to use it by name everywhere.
+it takes to use it by name everywhere; or it is given itself, as ``method=my_function``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
+from subprune.keywords import must_be
 from subprune.messages import Message
 from subprune.select.contribution import Contribution
 from subprune.select.fluctuation import Fluctuation
@@ -19,14 +21,14 @@ from subprune.select.forward_selection import GreedyLoss, GreedyPoolLoss
 from subprune.select.independence import Independence
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
-from subprune.select.selector import Selector
+from subprune.select.selector import Answer, Function, Selector, View
 from subprune.select.sensitivity import Sampling
 from subprune.select.wanda import Wanda
 from subprune.statistics.products import Asymmetric, Layer, Sequential
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
 
-__all__ = ["METHODS", "Method", "find_method", "tuned"]
+__all__ = ["METHODS", "Method", "find_method", "of_function", "tuned"]
 
 DEFAULT_FIT = "ridge"
 
@@ -159,8 +161,27 @@ METHODS: dict[str, Method] = {row.name: row for row in _ROWS}
 """By name, with those that were registered."""
 
 
-def find_method(name: str) -> Method:
+def of_function(
+    function: Callable[[View], Answer],
+    name: str = "",
+    *,
+    target: Target | None = None,
+    allocate: str | None = None,
+    **needs: bool,
+) -> Method:
+    """A function that ranks the units of a group, as a method; `needs` are those of `Function`."""
+    named = name or getattr(function, "__name__", type(function).__name__)
+    summary = (function.__doc__ or "").strip().split("\n")[0]
+    return Method(named, target or Sequential(), Function(function, **needs), summary, allocate)
+
+
+def find_method(name: str | Method | Callable[[View], Answer]) -> Method:
     """The method of that name; an unknown one is refused with the nearest known."""
+    if isinstance(name, Method):
+        return name
+    if not isinstance(name, str):
+        allowed = "a name that `subprune methods` lists, or a function that ranks units"
+        raise OptionError(must_be("method", allowed, name))
     if name not in METHODS:
         raise OptionError(
             Message(

@@ -7,16 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
-
 from subprune.errors import OptionError
 
 __all__ = ["Progress", "Step", "progress_bar"]
@@ -94,6 +84,31 @@ def progress_bar(
     if progress is False or (progress is None and not _interactive()):
         yield Progress(lambda step: None, stages)
         return
+    with _bar() as show:
+        work = Progress(show, stages)
+        yield work
+        work.finish()
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[Step], None]]:
+    """A bar that is gone at the end; one line of text where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar
+    except ImportError:
+        try:
+            yield _show_line
+        finally:
+            _show_line(None)
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -103,10 +118,16 @@ def progress_bar(
     )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
+        yield lambda step: bar.update(
+            task, description=step.text, completed=step.done, total=step.total
+        )
 
-        def show(step: Step) -> None:
-            bar.update(task, description=step.text, completed=step.done, total=step.total)
 
-        work = Progress(show, stages)
-        yield work
-        work.finish()
+_LINE = 78  # characters
+
+
+def _show_line(step: Step | None) -> None:
+    """The step in the place of the one before; None: nothing any more."""
+    text = "" if step is None else f"{step.done}/{step.total} {step.text}"
+    sys.stderr.write(f"\r{text[:_LINE]:<{_LINE}}" + ("\r" if step is None else ""))
+    sys.stderr.flush()

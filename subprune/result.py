@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +23,19 @@ from subprune.measure.compare import Comparison, Tally, compare
 from subprune.measure.language import token_count
 from subprune.messages import Message
 from subprune.plan import HISTORY, Plan, history_of
+from subprune.program import parallel
 from subprune.program.shapes import describe_inputs
 from subprune.report.figures import GuaranteeLine, LayerWidth, Report
 from subprune.report.remarks import fit_remarks
 from subprune.report.versions import library_versions
 from subprune.statistics.batchnorm import stored_norms
+from subprune.structure.cost import CostModel
 
 if TYPE_CHECKING:
     from subprune.guarantees import Guarantees
     from subprune.loop.walk import Walk
     from subprune.measure.stopwatch import Stopwatch
-    from subprune.options.table import Options
+    from subprune.options.options import Options
     from subprune.report.recovery import Recovery
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
@@ -124,7 +127,7 @@ def make_result(
     parts = tuple(done.groups[g.name] for g in groups)
     data = fingerprint(calibration.given)
     plan = Plan(
-        method=options.method,
+        method=options.recipe.name,
         target=options.recipe.target.name,
         used={
             "selector": options.recipe.selector.name,
@@ -156,6 +159,11 @@ def make_result(
     parameters = (measure.count_parameters(dense), measure.count_parameters(small))
     flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
     shown = layers(calibration, small)
+    cost, inputs = CostModel(dense, calibration.structure), max(1, calibration.batches[0].size)
+    savings = {
+        name: (saved, operations // inputs)
+        for name, (saved, operations) in cost.savings(plan.kept).items()
+    }
     watch.lap("measuring")
     report = Report(
         plan,
@@ -182,6 +190,8 @@ def make_result(
         **timing.figures(),
         model=type(dense).__name__,
         layers=shown,
+        savings=savings,
+        costs=cost.formula(tuple(plan.kept), inputs),
         command=options.call(dense),
         versions=library_versions(),
         parts=dict(watch.parts),
@@ -207,15 +217,20 @@ def _compared(
         if options.batchnorm == "recalibrate":
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
-        unseen = run.finish()
-    folds = calibration.folds or itertools.repeat(0, len(batches))
-    outputs = zip(
-        done.dense.finish(), measure.outputs(small, batches), unseen, batches, folds, strict=True
-    )
-    for before, after, apart, batch, fold in outputs:
-        fitted.add(before, after, batch)
-        if apart is not None and (done.unseen is None or fold in done.unseen):
-            held_out.add(before, apart, batch)
+        unseen = run.finish(done.unseen)
+    others = zip(done.dense.finish(), unseen, strict=True)
+    pruned = measure.outputs(small, batches)
+    for batch in batches:
+        # The others run while the smaller model does.
+        both = parallel.later(functools.partial(next, others), done.dense.on_cpu)
+        with parallel.one_thread(not both.done()):
+            after = next(pruned)
+        before, apart = both.result()
+        assert before is not None
+        known: dict[str, Any] = {}  # about the dense model, for both
+        fitted.add(before, after, batch, known)
+        if apart is not None:
+            held_out.add(before, apart, batch, known)
     return fitted.result(), held_out.result() if done.versions else None
 
 
@@ -223,9 +238,10 @@ def _remarks(
     plan: Plan, groups: Sequence[Group], options: Options, verified: Comparison | None
 ) -> Iterator[str]:
     """What differs from what was asked for, or was measured on data that one would not expect."""
-    if options.keep is not None:
+    keep = options.goal.keep
+    if keep is not None:
         together = options.allocator.pools_units
-        remark = missed(options.keep, groups, plan.counts, together)
+        remark = missed(keep, groups, plan.counts, together)
         yield from [remark] if remark else []
     if verified is None and options.allocator.needs_verification:
         yield Message(

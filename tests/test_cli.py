@@ -243,7 +243,7 @@ def test_pillow_reads_what_it_knows(tmp_path: Path) -> None:
     pil = pytest.importorskip(
         "PIL.Image", reason="Pillow is not installed: pip install 'subprune[images]'"
     )
-    from subprune.cli.arrays import read_image
+    from subprune.reading.arrays import read_image
 
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     pil.fromarray(pixels).save(tmp_path / "a.png")
@@ -317,8 +317,8 @@ def test_long_work_goes_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- bad input -----------------------------------------------------------------------------------
 
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
-    "no goal": (("prune", *LENET), "exactly one goal"),
-    "two goals": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "exactly one goal"),
+    "no goal": (("prune", *LENET), "give one goal"),
+    "two goals": (("prune", *LENET, "--keep", 0.5, "--speedup", 2), "give one goal"),
     "too much": (("prune", *LENET, "--compression", 1e9), "nearest feasible"),
     "too much, dry": (("prune", *LENET, "--compression", 1e9, "--dry-run"), "nearest feasible"),
     "a model's name": (

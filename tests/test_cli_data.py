@@ -192,7 +192,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
         "no use of --train-data",
     ),
     "no timing": (("--latency", "50%", "--no-time-calls"), "--no-time-calls forbids it"),
-    "no goal": ((), "exactly one goal of --compression, --speedup"),
+    "no goal": ((), "give one goal, or several limits: --compression, --speedup"),
     "epsilon": (
         ("--keep", 0.5, "--method", "weight-norm", "--epsilon", 0.1),
         "--epsilon 0.1 has no effect with selector",

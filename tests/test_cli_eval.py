@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said(run: Run, folder: Path, tmp_path: Path) -> None:
     cases = {
         "give its folder with --tokenizer": ("lenet-mnist", text),
         "holds no tokenizer that transformers can load": (folder, text, "--tokenizer", tmp_path),
-        "--tokenizer is for text files": ("lenet-mnist", "mnist-sample", "--tokenizer", folder),
+        "--tokenizer is for texts": ("lenet-mnist", "mnist-sample", "--tokenizer", folder),
         "is not a file; check the path": (folder, tmp_path / "none.txt"),
         "--context must be at most 64": (folder, text, "--context", 100),
         "--skip must be from 0 to": (folder, text, "--skip", 10**6),

@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "flops of nan": ({"flops": float("nan")}, BudgetError, "positive"),
     "flops of nothing": ({"flops": "0%"}, BudgetError, "positive"),
     "flops of true": ({"flops": True}, BudgetError, "positive"),
-    "two goals": ({"flops": "50%", "speedup": 2}, OptionError, "exactly one goal"),
+    "two goals": ({"flops": "50%", "keep": 0.5}, OptionError, "give one goal"),
     "budgets and a rule": (
         {"budgets": {"fc1": 3}, "allocate": "error"},
         OptionError,

@@ -22,9 +22,9 @@ from run_cli import runner
 from safetensors.torch import save_file
 
 import subprune
-from subprune.cli.arrays import read_arrays, read_image
 from subprune.cli.models import load_model
 from subprune.errors import SubpruneError
+from subprune.reading.arrays import read_arrays, read_image
 from subprune.report.figures import Report
 from subprune.zoo.models import LeNet
 from subprune.zoo.readers import read_cifar, read_idx
@@ -216,6 +216,12 @@ def test_names_cannot_break_the_page() -> None:
         "consumers": [evil],
         "errors": [1.0, 0.5, 0.2, 0.0],
     }
+    costs: dict[str, Any] = {
+        "groups": [evil],
+        "lengths": [{"fixed": 1, "groups": [0], "each": [1.0]}],
+        "params": [{"factor": 1, "lengths": [0]}],
+        "flops": [{"factor": 1, "lengths": [0]}],
+    }
     content = {
         "plan": {"method": evil, "options": {"keep": evil}, "groups": [group], "data": evil},
         "parameters": [2, 1],
@@ -230,12 +236,18 @@ def test_names_cannot_break_the_page() -> None:
         "accuracy": [0.5, None],
         "accuracy_on": evil,
         "layers": [{"name": evil, "kind": evil, "before": 3, "after": 1}],
+        "savings": {evil: [1, 0]},
+        "costs": costs,
     }
     report = Report.from_json(json.dumps(content))
     page = report.to_html()
     assert "<script>alert" not in page
     assert "<img" not in page
+    assert "What other sizes would cost" in page
     assert evil.split("[")[0][:8] not in report._repr_html_()
+    for wrong in ({"groups": ["other"]}, {"params": [{"factor": 1, "lengths": [7]}]}):
+        content["costs"] = {**costs, **wrong}  # a slider that cannot work is not shown
+        assert "What other sizes" not in Report.from_json(json.dumps(content)).to_html()
     assert str(report)
 
 

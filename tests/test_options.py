@@ -15,21 +15,32 @@ from typing import Any, get_args
 import pytest
 import torch
 import typer
+from run_cli import runner
 from torch import Tensor, nn
 
 import subprune
-from subprune.budget.allocators import ALLOCATORS, AllocatorName
+from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.app import app
 from subprune.cli.options import read, text_kind
 from subprune.errors import BudgetError, OptionError
-from subprune.fit.fits import FITS, FitName
+from subprune.fit.fits import FITS
 from subprune.guarantees import guarantees
-from subprune.keywords import option, options_of, takes
+from subprune.keywords import RENAMED, option, options_of, takes
 from subprune.messages import FLAGS, KEYS, KEYWORDS, Message, joined, listed
 from subprune.options.checks import GOALS
-from subprune.options.table import OPTIONS, GuaranteeOptions, Options
-from subprune.select.selectors import SELECTORS, SelectorName
-from subprune.statistics.targets import TARGETS, TargetName
+from subprune.options.names import (
+    AllocatorName,
+    BatchNorm,
+    FitName,
+    Patches,
+    SelectorName,
+    TargetName,
+)
+from subprune.options.options import GuaranteeOptions, Options
+from subprune.options.table import OPTIONS
+from subprune.select.selectors import SELECTORS
+from subprune.statistics import batchnorm, target
+from subprune.statistics.targets import TARGETS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,6 +59,7 @@ OTHER: dict[str, Any] = {
     "budgets": {"layer1.0.conv1": 3, "fc": 7},
     "of": "blocks",
     "uniform": True,
+    "streams": True,
     "method": "layer-in-change",
     "target": "layer",
     "selector": "random",
@@ -69,6 +81,7 @@ OTHER: dict[str, Any] = {
     "n_samples": 100,
     "augment": ["mirror", "crop"],
     "seed": 3,
+    "threads": 2,
     "time_calls": False,
 }
 """A value of every option that text can say, none of them the default."""
@@ -87,7 +100,11 @@ def parsed(words: list[str]) -> dict[str, Any]:
 
 def test_every_option_is_tried() -> None:
     assert [name for name, o in OPTIONS.items() if o.flag] == list(OTHER)
-    assert [name for name, o in OPTIONS.items() if not o.flag] == ["forward", "progress"]
+    assert [name for name, o in OPTIONS.items() if not o.flag] == [
+        "forward",
+        "progress",
+        "callback",
+    ]
     assert all(OTHER[name] != OPTIONS[name].default for name in OTHER)
 
 
@@ -111,8 +128,11 @@ def test_shares_by_name_are_said_in_every_spelling() -> None:
     assert tomllib.loads(KEYS.given("keep", keep)) == given
     assert eval(f"dict({KEYWORDS.given('keep', keep)})") == given
     assert read(parsed(["--keep", "50%"])) == {"keep": 0.5}
-    with pytest.raises(OptionError, match="NAME=FRACTION"):
-        read(parsed(["--keep", "head=0.75", "--keep", "0.5"]))
+    mixed = read(parsed(["--keep", "head=0.75", "--keep", "50%"]))
+    assert mixed == {"keep": {"head": 0.75, "*": "50%"}}
+    for words in (["--keep", "0.5", "--keep", "0.6"], ["--keep", "=0.5", "--keep", "a=1"]):
+        with pytest.raises(OptionError, match="NAME=FRACTION"):
+            read(parsed(words))
 
 
 def test_flags_that_are_not_given_leave_the_defaults() -> None:
@@ -148,6 +168,8 @@ def test_closed_sets_are_those_of_the_code() -> None:
     assert get_args(TargetName) == tuple(TARGETS)
     assert get_args(SelectorName) == tuple(SELECTORS)
     assert get_args(FitName) == tuple(FITS)
+    assert get_args(Patches) == get_args(target.Patches)
+    assert get_args(BatchNorm) == get_args(batchnorm.BatchNorm)
     assert set(GOALS) <= set(OPTIONS)
 
 
@@ -352,8 +374,30 @@ def test_a_module_is_called_by_its_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("dry_run", "subprune.forecast takes the same options"), ("reweight", "fit='keep' leaves")],
+    [
+        ("dry_run", "subprune.forecast takes the same options"),
+        ("reweight", "reweight is now fit: fit='keep' leaves"),
+        ("form", "form is now target"),
+        ("verify", "verify is now verify_data"),
+        ("rule", "rule is now allocate"),
+    ],
 )
 def test_what_has_another_name_is_named(name: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         subprune.prune(nn.Linear(2, 2), torch.zeros(1, 2), keep=0.5, **{name: True})
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("--no-reweight", "--reweight is now --fit: --fit keep leaves weights"),
+        ("--form", "--form is now --target"),
+    ],
+)
+def test_flags_that_were_renamed_name_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, words: str
+) -> None:
+    done = runner(monkeypatch, capsys)("prune", "--model", "x", "--data", "y", flag)
+    assert done.code == 2
+    assert words in " ".join(done.err.split())
+    assert set(RENAMED).isdisjoint(OPTIONS)

@@ -262,9 +262,9 @@ BAD = {
     "two goals": (
         lambda m, x: (m, x, {"keep": 0.5, "compression": 2}),
         OptionError,
-        "exactly one",
+        "give one goal",
     ),
-    "no goal": (lambda m, x: (m, x, {}), OptionError, "exactly one"),
+    "no goal": (lambda m, x: (m, x, {}), OptionError, "give one goal"),
     "unknown method": (
         lambda m, x: (m, x, {"keep": 0.5, "method": "asym"}),
         OptionError,

@@ -12,7 +12,7 @@ from zoo import ZOO
 
 import subprune
 from subprune.errors import BudgetError, OptionError
-from subprune.options.table import Options
+from subprune.options.options import Options
 from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.groups import Structure

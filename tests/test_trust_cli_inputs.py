@@ -15,10 +15,12 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from subprune.cli.arrays import read_arrays
 from subprune.cli.data import DataChoice, load_data
+from subprune.cli.options import Preparation
 from subprune.data.batches import take
 from subprune.errors import DataError, OptionError
+from subprune.messages import FLAGS
+from subprune.reading.arrays import read_arrays
 
 
 @pytest.fixture
@@ -134,11 +136,13 @@ def test_folders_are_labels_where_the_model_has_as_many_outputs(run: Run) -> Non
 def test_arrays_of_images_are_resized(tmp_path: Path) -> None:
     x = torch.rand(5, 3, 8, 10)
     np.save(tmp_path / "x.npy", x.numpy())
-    found = load_data(DataChoice(str(tmp_path / "x.npy"), resize=4))
+    found = load_data(DataChoice(str(tmp_path / "x.npy"), preparation=Preparation(resize=4)))
     expected = torch.nn.functional.interpolate(x, (4, 4), mode="bilinear", antialias=True)
     assert torch.allclose(found, expected)
     np.savez(tmp_path / "x.npz", x=(x * 255).byte().numpy(), labels=np.arange(5))
-    inputs, labels = load_data(DataChoice(str(tmp_path / "x.npz"), resize=4, mean="0.5"))
+    inputs, labels = load_data(
+        DataChoice(str(tmp_path / "x.npz"), preparation=Preparation(resize=4, mean="0.5"))
+    )
     assert inputs.shape == (5, 3, 4, 4)
     assert len(labels) == 5
 
@@ -146,7 +150,7 @@ def test_arrays_of_images_are_resized(tmp_path: Path) -> None:
 UNFIT: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "rows": (
         {"x": np.zeros((5, 6), np.float32)},
-        r"--resize is for images .*float32 of shape \(5, 6\)",
+        r"resize is for images .*float32 of shape \(5, 6\)",
     ),
     "channels last": (
         {"x": np.zeros((5, 8, 8, 3), np.float32)},
@@ -164,19 +168,15 @@ def test_what_cannot_be_resized_is_refused(tmp_path: Path, case: str) -> None:
     arrays, text = UNFIT[case]
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(OptionError, match=text):
-        load_data(DataChoice(str(tmp_path / "x.npz"), resize=4))
+        load_data(DataChoice(str(tmp_path / "x.npz"), preparation=Preparation(resize=4)))
 
 
 def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError,
-        match="--resize and --mean cannot be applied to --data mnist-sample, which comes",
-    ):
-        load_data(DataChoice("mnist-sample", resize=4, mean="0.5"))
-    with pytest.raises(
-        OptionError, match="--std cannot be applied to --data a:b, which has to do that itself"
-    ):
-        load_data(DataChoice("a:b", std="2"))
+    with pytest.raises(OptionError, match="cannot be applied to --data mnist-sample") as caught:
+        load_data(DataChoice("mnist-sample", preparation=Preparation(resize=4, mean="0.5")))
+    assert caught.value.spelled(FLAGS).startswith("--resize and --mean cannot be applied")
+    with pytest.raises(OptionError, match="std cannot be applied to --data a:b, which has to do"):
+        load_data(DataChoice("a:b", preparation=Preparation(std="2")))
 
 
 # ---- code that fails -----------------------------------------------------------------------------

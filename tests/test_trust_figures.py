@@ -380,7 +380,7 @@ def test_report_on_fitted_inputs_says_so(segmented: Report) -> None:
         in text
     )
     assert (
-        f"<b>{segmented.agreement:.1%}</b><span>of pixels: same answer as before, on the calibration data"
+        f"<b>{segmented.agreement:.1%}</b><span>of pixels: same answer as the dense model, on the calibration data"
         in page
     )
 
@@ -555,7 +555,11 @@ def test_latency_has_a_spread_and_a_basis(segmented: Report) -> None:
         "2.00× faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads, median of 20 calls"
     )
     assert said in " ".join(str(report).split())
-    assert "faster: 4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads" in report.to_html()
+    page = report.to_html()
+    assert "Latency <b>2.00× faster</b>" in page
+    assert "4 ms (3.9–4.2) → 2 ms (1.9–2.1) for 1 input, 2 threads" in page
+    spread = '<i style="width:47.62%"></i><em style="left:45.24%;width:4.76%"></em>'
+    assert spread in page  # on the scale of the longest, 4.2 ms
     again = Report.from_json(report.to_json())
     assert again.latency_spread is not None
     assert again.latency_spread[0] == pytest.approx((0.0039, 0.0042))
@@ -666,7 +670,8 @@ def test_a_command_counts_and_shows_what_it_loads(
     monkeypatch.chdir(tmp_path)
     Path("slow.py").write_text(SLOW_FILE)
     monkeypatch.setattr(
-        "subprune.cli.prune.progress_bar", lambda stages, shown: progress_bar(stages, steps.append)
+        "subprune.cli.pruning.progress_bar",
+        lambda stages, shown: progress_bar(stages, steps.append),
     )
     steps: list[Step] = []
     args = (

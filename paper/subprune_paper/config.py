@@ -58,7 +58,8 @@ class Config:
             means all that can be.
         ignore: groups that are left whole, given in the same way.
         target: "compression" (parameters before / after) or "keep" (share of the prunable units).
-        values: of the target; compression 1 and keep 1 mean the dense network.
+        values: of the target; compression 1 and keep 1 mean the dense network, which is run in any
+            case.
         allocate: budget rule of the methods that have none of their own; "uniform" with keep:
             equal fractions.
         curves: whose curves a method's budgets are taken from, if not its own:

@@ -123,9 +123,12 @@ class Job:
 
 
 def cells_of(config: Config) -> list[Cell]:
-    """All cells of the grid, each once: no fine-tuning, seeds or methods for the dense network."""
+    """All cells of the grid, each once: no fine-tuning, seeds or methods for the dense network.
+
+    The dense network is always among them, since everything is reported beside it.
+    """
     cells: dict[str, Cell] = {}
-    for value in config.values:
+    for value in config.values if 1 in config.values else (1, *config.values):
         for method in config.methods if value != 1 else (DENSE,):
             for cell in _cells(config, method, value):
                 cells.setdefault(cell.key, cell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from subprune_paper.config import (
 from subprune_paper.engine import Event, plan_workers, run_cells
 from subprune_paper.grid import DENSE, Cell, Job, cells_of, jobs_of, parse_filters, select
 from subprune_paper.store import Outcome, Store
-from subprune_paper.tables import points, write_rows
+from subprune_paper.tables import dense_top1, points, write_rows
 
 BASE: dict[str, Any] = {
     "name": "x",
@@ -117,8 +118,9 @@ def test_the_sequential_variants_use_the_layerwise_curves() -> None:
             methods=["asym-in-change", "seq-in-change", "layer-in-change"], values=[2], seeds=[1]
         )
     )
-    assert {c.curves for c in cells} == {"layer-in-change"}
-    assert len(jobs_of(cells)) == 2, "one job with reweighting and one without"
+    assert {c.curves for c in cells if c.method != DENSE} == {"layer-in-change"}
+    jobs = jobs_of([c for c in cells if c.method != DENSE])
+    assert len(jobs) == 2, "one job with reweighting and one without"
 
 
 def test_curves_can_be_taken_from_another_method() -> None:
@@ -129,12 +131,36 @@ def test_curves_can_be_taken_from_another_method() -> None:
     found = {
         c.method: c.curves
         for c in cells_of(config(**changes, curves={"layer-greedy-fs": "layer-in-change"}))
+        if c.method != DENSE
     }
     assert found == {
         "layer-greedy-fs": "layer-in-change",
         "layer-random": "layer-random",
         "random": "",
     }
+
+
+@pytest.mark.parametrize(("target", "values"), [("compression", [2, 4]), ("keep", [0.5])])
+def test_a_grid_without_the_value_one_has_the_dense_cell_too(
+    target: str, values: list[float], tmp_path: Path
+) -> None:
+    """Reports are made beside it, so a grid of one's own can be reported."""
+    own = config(values=values, target=target, seeds=[1])
+    cells = cells_of(own)
+    assert [c.method for c in cells].count(DENSE) == 1
+    assert [c.key for c in cells_of(config(values=[1, *values], target=target, seeds=[1]))] == [
+        c.key for c in cells
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            **dataclasses.asdict(c),
+            **{"status": "done", "top1": 90.0, "speedup": 2.0, "prune_seconds": 1.0},
+            **{"budget_seconds": 0.0, "parameters": 10, "versions": "{}", "commit": ""},
+        }
+        for c in cells
+    ]
+    assert not math.isnan(dense_top1(rows))
+    assert sorted(p.value for curve in points(own, rows).values() for p in curve)[0] == min(values)
 
 
 def test_filters_choose_cells_and_refuse_nonsense() -> None:

@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
     "model": "lenet",
     "dataset": "mnist-sample",
     "methods": ["asym-in-change", "layer-random"],
-    "values": [1, 8],
+    "values": [8],
     "seeds": [1],
     "batches": 1,
     "batch_size": 64,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.budget.accuracy import EqualAccuracy, EqualAgreement
 from subprune.budget.balanced import Balanced
@@ -11,25 +11,13 @@ from subprune.budget.felt import Felt
 from subprune.budget.knapsack import Knapsack
 from subprune.budget.sampling import SampleSize
 from subprune.budget.score import Score
+from subprune.budget.search import Search
 from subprune.budget.uniform import Uniform
 
 if TYPE_CHECKING:
     from subprune.budget.demand import Allocator
 
-__all__ = ["ALLOCATORS", "DEFAULT", "AllocatorName"]
-
-AllocatorName = Literal[
-    "uniform",
-    "error",
-    "knapsack",
-    "balanced",
-    "output",
-    "score",
-    "sampling",
-    "equal-accuracy",
-    "equal-agreement",
-]
-"""The names, for editors and type checkers."""
+__all__ = ["ALLOCATORS", "DEFAULT"]
 
 ALLOCATORS: dict[str, Allocator] = {
     allocator.name: allocator
@@ -39,6 +27,7 @@ ALLOCATORS: dict[str, Allocator] = {
         Knapsack(),
         Balanced(),
         Felt(),
+        Search(),
         Score(),
         SampleSize(),
         EqualAccuracy(),

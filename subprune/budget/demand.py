@@ -173,7 +173,7 @@ class Tied(Demand):
 
     @property
     def limit(self) -> Limit:
-        return replace(super().limit, spread=self.ties.spread)
+        return super().limit.spreading(self.ties.spread)
 
     def remember(self, key: Any, look: Callable[[], Outcome]) -> Outcome:
         joined: Outcome = self.ties.joined(super().remember(key, look))

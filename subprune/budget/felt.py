@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.mean import CLIP, by_balance
+from subprune.budget.mean import CLIP, Shape, by_balance
 from subprune.loop.looks import curves
 
 if TYPE_CHECKING:
@@ -25,6 +25,5 @@ class Felt(Allocator):
 
     def counts(self, demand: Demand) -> Counts:
         orders = demand.outcome(curves, clip=CLIP, landed=True)
-        return by_balance(
-            demand.groups, orders, demand.cost, demand.limit, demand.rounding, absolute=True
-        )
+        shape = Shape(absolute=1.0)
+        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from subprune.errors import BudgetError
@@ -55,7 +55,9 @@ def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on the parameters or FLOPs of the whole model, or of its blocks."""
+    """A limit on the parameters or FLOPs of the whole model, or of its blocks; and others beside it,
+    where several are to be met at once.
+    """
 
     quantity: str  # "params" or "flops"
     most: int  # FLOPs are those of one call on the first batch
@@ -64,6 +66,17 @@ class Limit:
     of: Part = "model"
     # numbers of units of the groups that were asked about → those of all groups
     spread: Callable[[Mapping[str, int]], Mapping[str, int]] = dict
+    others: tuple[Limit, ...] = ()
+
+    @property
+    def each(self) -> tuple[Limit, ...]:
+        """All limits, one by one."""
+        return (replace(self, others=()), *self.others)
+
+    def spreading(self, spread: Callable[[Mapping[str, int]], Mapping[str, int]]) -> Limit:
+        """The same limits for numbers of units that stand for more groups."""
+        others = tuple(limit.spreading(spread) for limit in self.others)
+        return replace(self, spread=spread, others=others)
 
     def size(self, cost: CostModel, counts: Mapping[str, int]) -> int:
         """What the limit is about, for these numbers of units;
@@ -72,12 +85,17 @@ class Limit:
         return cost.at_most(self.quantity, self.spread(counts), self.of)
 
     def fits(self, cost: CostModel, counts: Mapping[str, int]) -> bool:
-        return self.size(cost, counts) <= self.most
+        """Whether all limits are met."""
+        if self.size(cost, counts) > self.most:
+            return False
+        return all(limit.fits(cost, counts) for limit in self.others)
 
     def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
         """Refuse a goal that even one unit per group does not meet, and name the nearest that can
         be.
         """
+        for limit in self.others:
+            limit.check(cost, smallest)
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.most:
             words = "params" if self.quantity == "params" else "FLOPs per input"
@@ -101,7 +119,11 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the caller asks for: exactly one of these. `subprune.prune` says what each means."""
+    """What the caller asks for; `subprune.prune` says what each means.
+
+    Limits on the whole model may be given together, and all are met; `keep` and `budgets`, which
+    say what becomes of every group, stand alone.
+    """
 
     compression: float | None = None
     speedup: float | None = None
@@ -111,6 +133,7 @@ class Goal:
     keep: Shares | None = None
     budgets: Mapping[str, int] | None = None
     of: Part = "model"  # what the first four are measured on
+    share: float | None = None  # of all FLOPs, at most: how a search for a latency asks for less
 
     @property
     def limits_size(self) -> bool:
@@ -120,23 +143,41 @@ class Goal:
     @property
     def measured(self) -> bool:
         """Whether parameters or FLOPs are asked for."""
-        return self.limits_size and self.latency is None
+        asked = (self.compression, self.speedup, self.params, self.flops)
+        return any(amount is not None for amount in asked)
 
     def limit(self, cost: CostModel, inputs: int) -> Limit:
         """The same as a limit; inputs: how many the call has whose FLOPs are counted."""
-        params, flops = cost.params({}, self.of), cost.flops({}, self.of)
+        limits = [*self._on_params(cost), *self._on_flops(cost, inputs)]
+        first, *others = limits or [_on_flops_of_all(cost, inputs, 1.0)]
+        return replace(first, others=tuple(others))
+
+    def _on_params(self, cost: CostModel) -> Iterator[Limit]:
+        full = cost.params({}, self.of)
         if self.compression is not None:
             asked = Message("{compression=}", compression=self.compression)
-            return Limit("params", int(params / self.compression), asked, of=self.of)
+            yield Limit("params", int(full / self.compression), asked, of=self.of)
         if self.params is not None:
-            most = int(amount("params", self.params, params))
-            return Limit("params", most, Message("{params=}", params=self.params), of=self.of)
+            most = int(amount("params", self.params, full))
+            yield Limit("params", most, Message("{params=}", params=self.params), of=self.of)
+
+    def _on_flops(self, cost: CostModel, inputs: int) -> Iterator[Limit]:
+        full = cost.flops({}, self.of)
+        if self.speedup is not None:
+            asked = Message("{speedup=}", speedup=self.speedup)
+            yield Limit("flops", int(full / self.speedup), asked, inputs, self.of)
         if self.flops is not None:
-            most = int(amount("flops", self.flops, flops / inputs) * inputs)
-            return Limit("flops", most, Message("{flops=}", flops=self.flops), inputs, self.of)
-        ratio = self.speedup or 1.0
-        asked = Message("{speedup=}", speedup=ratio)
-        return Limit("flops", int(flops / ratio), asked, inputs, self.of)
+            most = int(amount("flops", self.flops, full / inputs) * inputs)
+            yield Limit("flops", most, Message("{flops=}", flops=self.flops), inputs, self.of)
+        if self.share is not None:
+            yield _on_flops_of_all(cost, inputs, self.share)
+
+
+def _on_flops_of_all(cost: CostModel, inputs: int, share: float) -> Limit:
+    """A share of the whole model's FLOPs, whatever the goal is measured on."""
+    # the precision of a percentage: a share that comes from halving has many more digits
+    most = int(round(share, 8) * (cost.flops({}) / inputs) * inputs)
+    return Limit("flops", most, f"{share:.1%} of the FLOPs", inputs)
 
 
 @dataclass(frozen=True)

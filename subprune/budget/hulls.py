@@ -37,6 +37,19 @@ def by_knapsack(
     counts = {g.name: g.n_units for g in groups}
     limit.check(cost, {g.name: hulls[g.name][0][0] for g in groups})
     at = {name: len(hull) - 1 for name, hull in hulls.items()}
+    for one in limit.each:  # what is met stays met: models only become smaller
+        _descend(hulls, at, counts, cost, one)
+    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
+
+
+def _descend(
+    hulls: Mapping[str, list[tuple[int, float]]],
+    at: dict[str, int],
+    counts: Counts,
+    cost: CostModel,
+    limit: Limit,
+) -> None:
+    """Go down the hulls until one limit is met; changes `counts`, and where each group is `at`."""
     size = limit.size(cost, counts)
     while size > limit.most:
         steps = []
@@ -47,7 +60,6 @@ def by_knapsack(
                 steps.append(((more - less) / max(1, size - smaller), name, low, smaller))
         _, name, counts[name], size = min(steps)
         at[name] -= 1
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
 
 
 def falling(order: KeepOrder, absolute: bool = False) -> np.ndarray:

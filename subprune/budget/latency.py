@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from subprune.budget.demand import LATENCY_STEPS, Demand
-from subprune.budget.goal import Counts, Goal, amount
+from subprune.budget.goal import Counts, amount
 from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.cutting.twin import first_line
@@ -69,8 +69,9 @@ class LatencyGoal:
 
 
 def by_latency(demand: Demand) -> Counts:
-    """Search the share of FLOPs that meets the latency asked for."""
+    """Search the share of FLOPs that meets the latency asked for, within the other limits."""
     assert demand.goal.latency is not None
+    demand.check()
     return _search(demand, LatencyGoal(demand.goal.latency), _timer(demand))
 
 
@@ -78,6 +79,11 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
     smallest = demand.smallest()
     demand.say("timing the smallest widths")
     _check(goal, *timed(smallest, _REPEATS))
+    if demand.goal.measured:
+        counts = _at(demand, 1.0)
+        demand.say("timing what the other limits leave")
+        if goal.met(*timed(counts, _CONFIRM_REPEATS), margin=_MARGIN):
+            return counts
     low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
@@ -116,7 +122,8 @@ def _check(goal: LatencyGoal, dense: float, small: float) -> None:
 
 def _at(demand: Demand, share: float) -> Counts:
     """Counts for a share of the FLOPs; curves that were computed already are remembered."""
-    return replace(demand, goal=Goal(flops=f"{100 * share:.6f}%")).shared_out()
+    goal = replace(demand.goal, latency=None, share=share)
+    return replace(demand, goal=goal).shared_out()
 
 
 def _timer(demand: Demand) -> Timer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["CLIP", "LEAST_SHARE", "by_balance", "even_share"]
+__all__ = ["CLIP", "LEAST_SHARE", "Shape", "by_balance", "even_share"]
 
 LEAST_SHARE = 0.5
 """No group keeps fewer units than this share of what equal fractions would leave it …"""
@@ -38,35 +39,70 @@ _LEVELS = np.geomspace(1e-3, 1e3, 2001).tolist()  # factors on the mean, 0.7% ap
 CLIP = 10.0  # times the median energy that a row of data counts with at most
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How budgets lie between the extremes, and how they lean."""
+
+    # Between equal fractions (0) and the smallest sum of errors (1): the geometric mean.
+    mix: float = 0.5
+    # Errors relative to what each layer gives (0), or absolute ones (1); between: the mean again.
+    absolute: float = 0.0
+    # Widths grow along the network, by exp(±tilt) at its ends: above 0 in favour of later groups.
+    tilt: float = 0.0
+
+
+DEFAULT = Shape()
+
+
 def by_balance(
     groups: Sequence[Group],
     curves: Mapping[str, KeepOrder],
     cost: CostModel,
     limit: Limit,
     rounding: Rounding,
-    *,
-    absolute: bool = False,
+    shape: Shape = DEFAULT,
 ) -> Counts:
-    """The geometric mean of the knapsack's widths and of equal fractions, scaled to the goal.
-
-    absolute: errors are compared between layers as they are, not relative to what a layer gives.
-    """
+    """Widths of a shape between the knapsack's and equal fractions, scaled to the goal."""
     even = even_share(groups, cost, limit, rounding)
-    cheapest = by_knapsack(groups, curves, cost, limit, rounding, absolute=absolute)
+    means = _means(groups, curves, cost, limit, rounding, shape, even)
 
     def width(group: Group, factor: float) -> int:
         n, steps = group.n_units, rounding.of(group)
         share = LEAST_OF_FEW if n < FEW else LEAST_SHARE
         least = min(even[group.name], steps.up(math.ceil(share * even[group.name]), n))
-        mean = math.sqrt(even[group.name] * cheapest[group.name])
-        return max(least, steps.down(round(factor * mean), n))
+        return max(least, steps.down(round(factor * means[group.name]), n))
 
     def at(factor: float) -> Counts:
         return {g.name: width(g, factor) for g in groups}
 
-    errors = {g.name: falling(curves[g.name], absolute) for g in groups}
+    errors = {g.name: falling(curves[g.name], shape.absolute >= 0.5) for g in groups}
     counts = largest(_LEVELS, at, cost, limit)
     return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
+
+
+def _means(
+    groups: Sequence[Group],
+    curves: Mapping[str, KeepOrder],
+    cost: CostModel,
+    limit: Limit,
+    rounding: Rounding,
+    shape: Shape,
+    even: Counts,
+) -> dict[str, float]:
+    """The widths of a shape before they are scaled."""
+    kinds = {False: 1 - shape.absolute, True: shape.absolute}
+    cheapest = {
+        absolute: by_knapsack(groups, curves, cost, limit, rounding, absolute=absolute)
+        for absolute, weight in kinds.items()
+        if weight > 0
+    }
+    last = max(1, len(groups) - 1)
+    means = {}
+    for i, group in enumerate(groups):
+        logs = sum(kinds[a] * math.log(counts[group.name]) for a, counts in cheapest.items())
+        mean = (1 - shape.mix) * math.log(even[group.name]) + shape.mix * logs
+        means[group.name] = math.exp(mean + shape.tilt * (2 * i / last - 1))
+    return means
 
 
 def even_share(

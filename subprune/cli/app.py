@@ -18,6 +18,7 @@ from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
 from subprune.errors import SubpruneError
+from subprune.keywords import RENAMED
 from subprune.messages import FLAGS, KEYS
 from subprune.report.versions import VERSION
 
@@ -85,6 +86,9 @@ def _explain(error: Exception, args: list[str]) -> None:
     if isinstance(error, SubpruneError):
         added = bool(args) and args[0] in _ADDED  # whose options stand in a configuration file
         _fail(error.spelled(KEYS if added else FLAGS), 2)
+    old = str(getattr(error, "option_name", "")).removeprefix("--").removeprefix("no-")
+    if old.replace("-", "_") in RENAMED:
+        _fail(RENAMED[old.replace("-", "_")].spelled(FLAGS), 2)
     show = getattr(error, "show", None)
     if callable(show):  # an unknown option, a missing value: the command line library words these
         show()

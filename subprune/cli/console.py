@@ -9,10 +9,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-__all__ = ["err", "out", "print_json", "say"]
+__all__ = ["err", "line_width", "out", "print_json", "print_text", "say"]
 
 out = Console()
 err = Console(stderr=True)
+
+_WIDTH, _NARROWEST = 110, 60  # characters of a line: in files and pipes, and at least
+
+
+def line_width() -> int:
+    """Characters of a line: those of the terminal, if there is one."""
+    return max(_NARROWEST, out.width) if out.is_terminal else _WIDTH
+
+
+def print_text(text: str) -> None:
+    """Text as it is, lines and all."""
+    out.print(text.rstrip("\n"), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(content: Any) -> None:

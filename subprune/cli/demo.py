@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from torch import nn
 
-from subprune.api import Result, prune
-from subprune.cli.console import out, print_json
-from subprune.files import write_atomic
-from subprune.io.storage import save
+from subprune.cli.console import line_width, print_json, print_text
 from subprune.progress import progress_bar
-from subprune.zoo.datasets import Images, calibration_batches, load
-from subprune.zoo.evaluation import count_correct
-from subprune.zoo.models import shipped_lenet
 
 __all__ = ["register"]
 
@@ -40,105 +28,12 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Prune the shipped LeNet at c = 2, 4, 8, 16, 32 and show what is left."""
+    from subprune.cli.demonstration import run_demo, table
+
     with progress_bar({"": len(RATIOS)}, None) as note:
         rows = run_demo(output, RATIOS, seed, note)
     if json:
         print_json([vars(r) for r in rows])
         return
-    Console(width=max(out.width, 100)).print(table(rows))
-    out.print(
-        f"Models and reports are in [bold]{output}[/bold]; open "
-        f"[bold]{output / 'lenet-4x.html'}[/bold]."
-    )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One compression ratio."""
-
-    asked: float
-    accuracy: tuple[float, float]
-    parameters: tuple[int, int]
-    flops: tuple[int, int]  # per input
-    seconds: float
-    kept: dict[str, tuple[int, int]]  # group → (kept, units)
-    file: str
-
-    @classmethod
-    def of(cls, asked: float, before: float, result: Result, test: Images, file: str) -> Row:
-        report = result.report
-        kept = {g.name: (len(g.kept), g.units) for g in result.plan.groups}
-        after = count_correct(result.model, test) / len(test)
-        return cls(
-            asked, (before, after), report.parameters, report.flops, report.seconds, kept, file
-        )
-
-
-def run_demo(
-    output: Path,
-    ratios: Sequence[float] = RATIOS,
-    seed: int = 42,
-    note: Callable[[str], None] = lambda text: None,
-) -> list[Row]:
-    """Prune the shipped LeNet at every ratio with 512 unlabelled images; write models and report to
-    `output`.
-    """
-    model, _ = shipped_lenet()
-    train, test = load("mnist-sample", "train"), load("mnist-sample", "test")
-    data = [x for x, _ in calibration_batches(train, 512, seed)]
-    before = count_correct(model, test) / len(test)
-    rows = []
-    for ratio in ratios:
-        note(f"LeNet at {ratio:g}×")
-        result = prune(model, data, compression=ratio, seed=seed, progress=False)
-        file = f"lenet-{ratio:g}x.safetensors"
-        save(result, output / file)
-        result.report.save_html((output / file).with_suffix(".html"))
-        rows.append(Row.of(ratio, before, result, test, file))
-    _write_report(output, rows, model)
-    return rows
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """For the terminal."""
-    result = Table(
-        title="LeNet on MNIST, pruned with 512 unlabelled images, no fine-tuning",
-        title_justify="left",
-    )
-    for name in ("c", "top-1", "parameters", "FLOPs", "seconds"):
-        result.add_column(name, justify="right", no_wrap=True)
-    result.add_column("kept " + " ".join(rows[0].kept), no_wrap=True)
-    for r in rows:
-        result.add_row(
-            f"{r.asked:g}",
-            f"{r.accuracy[0]:.2%} → {r.accuracy[1]:.2%}",
-            f"{r.parameters[0]:,} → {r.parameters[1]:,}",
-            f"÷ {r.flops[0] / r.flops[1]:.1f}",
-            f"{r.seconds:.2f}",
-            " ".join(f"{k}/{n}" for k, n in r.kept.values()),
-        )
-    return result
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The same table for a document."""
-    head = ["c", "top-1 before", "top-1 after", "parameters", "FLOPs", "seconds", *rows[0].kept]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for r in rows:
-        cells = [
-            f"{r.asked:g}",
-            f"{r.accuracy[0]:.2%}",
-            f"{r.accuracy[1]:.2%}",
-            f"{r.parameters[1]:,}",
-            f"{r.flops[0] / r.flops[1]:.1f}× fewer",
-            f"{r.seconds:.2f}",
-        ]
-        cells += [f"{k}/{n}" for k, n in r.kept.values()]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _write_report(output: Path, rows: Sequence[Row], model: nn.Module) -> None:
-    title = f"# {type(model).__name__}, pruned with 512 unlabelled images, no fine-tuning\n\n"
-    write_atomic(output / "report.md", (title + markdown(rows)).encode())
-    write_atomic(output / "report.json", dumps([vars(r) for r in rows], indent=1).encode())
+    print_text(table(rows, max(line_width(), 100)))
+    print_text(f"\nModels and reports are in {output}; open {output / 'lenet-4x.html'}.")

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from torch import nn
 
 from subprune.cli import options as o
-from subprune.cli.console import out, print_json
-from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.models import load_model
-from subprune.cli.text import SUFFIXES, load_text
-from subprune.errors import DataError, OptionError
-from subprune.measure.quality import evaluate as measure
-from subprune.measure.quality import is_text
-from subprune.zoo.datasets import dataset_names
 
 __all__ = ["register"]
 
@@ -55,12 +45,7 @@ def evaluate(
     dense_weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its weights, as --weights.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Of a tokenizer [default: MODEL, where that is a folder]."
-        ),
-    ] = None,
+    tokenizer: o.Tokenizer = None,
     context: Annotated[
         int | None,
         typer.Option(help="Tokens of a window of text [default: 1024, or what the model takes]."),
@@ -79,60 +64,22 @@ def evaluate(
     resize: o.Resize = None,
     mean: o.Mean = "",
     std: o.Std = "",
+    column: o.Column = None,
+    download: o.Download = False,
     json: o.Json = False,
 ) -> None:
     """Measure a model: perplexity of texts, top-1 and top-5 with labels, agreement with another.
 
     The protocol is printed with the figures.
     """
-    net = load_model(model, weights)
-    other = None if dense is None else load_model(dense, dense_weights)
-    if dense is None and dense_weights is not None:
-        raise OptionError("--dense-weights are those of --dense, which is not given; give both")
-    choice = DataChoice(data, n_samples, 0, data_dir, resize, mean, std, option="DATA", model=net)
-    if Path(data).suffix in SUFFIXES:
-        folder = tokenizer or Path(model)
-        inputs: Any = _text(Path(data), net, folder, choice.n_samples, context)
-    elif tokenizer is not None:
-        raise OptionError(f"--tokenizer is for text files ({', '.join(SUFFIXES)}); omit it")
-    else:
-        inputs = _inputs(choice)
-    if is_text(inputs):
-        inputs = _after(inputs, skip)
-        words: dict[str, Any] = {"context": context, "stride": stride, "tokens": tokens}
-    elif skip:
-        raise OptionError("--skip is for texts, one row of tokens; omit it")
-    else:
-        words = {"n_samples": n_samples}
-    found = measure(net, inputs, dense=other, progress=False if json else None, **words)
-    if skip:
-        found = replace(found, protocol=f"from token {skip:,} on: {found.protocol}")
-    if json:
-        print_json(found.to_dict())
-        return
-    out.print(str(found), highlight=False, markup=False, soft_wrap=True)
+    from subprune.cli.evaluation import Text, print_evaluation
 
-
-def _inputs(choice: DataChoice) -> Any:
-    if choice.spec in dataset_names():
-        return load_verification(choice, choice.spec, measured=False)[0]
-    return load_data(choice)
-
-
-def _text(path: Path, net: nn.Module, folder: Path, count: int | None, context: int | None) -> Any:
-    if not path.is_file():
-        raise DataError(
-            f"DATA {str(path)!r} is not a file; check the path, it starts at {str(Path.cwd())!r}"
-        )
-    if not folder.is_dir():
-        raise OptionError("a text is read with a tokenizer: give its folder with --tokenizer")
-    return load_text(path, net, folder, 10**9 if count is None else count, context)
-
-
-def _after(text: Any, skip: int) -> Any:
-    if not 0 <= skip <= len(text) - 2:
-        raise OptionError(
-            f"--skip must be from 0 to {len(text) - 2}, since the text has {len(text)} tokens; "
-            f"got {skip}"
-        )
-    return text[skip:]
+    print_evaluation(
+        models=((model, weights), (dense, dense_weights)),
+        data=data,
+        preparation=o.Preparation(data_dir, resize, mean, std, tokenizer, column, context),
+        text=Text(stride, tokens, skip),
+        n_samples=n_samples,
+        download=download,
+        json=json,
+    )

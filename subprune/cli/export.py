@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from subprune.cli import options as o
-from subprune.cli.console import out, print_json, say
-from subprune.cli.models import load_model
+from subprune.cli.console import print_json, print_text, say
 from subprune.errors import DataError, OptionError
 from subprune.files import write_atomic
-from subprune.io.export import export as run
-from subprune.report.figures import Exported, Report
+
+if TYPE_CHECKING:
+    from subprune.report.figures import Exported
 
 __all__ = ["register"]
 
-EXAMPLES = """Example: `subprune export small/model.safetensors --model lenet-mnist --onnx --torch-export`"""
+EXAMPLES = """Examples:
+
+* `subprune export small --model lenet-mnist --onnx`
+* `subprune export small/model.safetensors --model lenet-mnist --onnx --torch-export`
+"""
+_MODEL = "model.safetensors"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +34,9 @@ def register(app: typer.Typer) -> None:
 def export(
     saved: Annotated[
         Path,
-        typer.Argument(metavar="MODEL.safetensors", help="A model that `subprune prune` saved."),
+        typer.Argument(
+            metavar="PATH", help="A folder of `prune`, or a model that it or save() saved."
+        ),
     ],
     model: o.Model,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file.")] = False,
@@ -44,11 +51,16 @@ def export(
     """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch."""
     if not onnx and not torch_export:
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
-    if saved.suffix != ".safetensors":
+    if saved.is_dir():
+        saved = saved / _MODEL
+    if saved.suffix != ".safetensors" or not saved.is_file():
         raise DataError(
-            f"{str(saved)!r} is not a .safetensors file; give one that "
-            "`subprune prune` or save() wrote"
+            f"there is no saved model at {str(saved)!r}, it is not a file of that kind; give a "
+            "folder that `subprune prune` wrote, or a .safetensors file that it or save() did"
         )
+    from subprune.cli.models import load_model
+    from subprune.io.export import export as run
+
     small = load_model(model, saved)
     folder = output or saved.parent
     endings = ([".onnx"] if onnx else []) + ([".pt2"] if torch_export else [])
@@ -58,11 +70,13 @@ def export(
         print_json([d.to_dict() for d in done])
         return
     for d in done:
-        out.print(str(d), highlight=False, markup=False, soft_wrap=True)
+        print_text(str(d))
 
 
 def _add_to_report(path: Path, done: tuple[Exported, ...]) -> None:
     """The report beside the model, if there is one, gets the new files."""
+    from subprune.report.figures import Report
+
     if not path.is_file():
         return
     try:

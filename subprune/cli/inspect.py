@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 import typer
 
 from subprune.cli import options as o
-from subprune.cli.console import out, print_json
-from subprune.cli.data import DataChoice, load_data
-from subprune.cli.models import load_model
-from subprune.data.batches import batches
+from subprune.cli.console import line_width, print_json, print_text
 from subprune.messages import FLAGS, spelled
-from subprune.report.inspection import Inspection
-from subprune.report.inspection import inspect as look
+
+if TYPE_CHECKING:
+    from subprune.report.inspection import Inspection
 
 __all__ = ["register"]
 
@@ -35,11 +34,21 @@ def inspect(
     weights: o.Weights = None,
     data_dir: o.DataDir = None,
     resize: o.Resize = None,
+    tokenizer: o.Tokenizer = None,
+    column: o.Column = None,
     json: o.Json = False,
 ) -> None:
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
-    net = load_model(model, weights, trained=False)
-    args, kwargs = batches(load_data(DataChoice(data, 2, 0, data_dir, resize)), net, 2)[0].inputs
+    from subprune.cli.data import DataChoice, load_data
+    from subprune.cli.models import load
+    from subprune.data.batches import batches
+    from subprune.report.inspection import inspect as look
+
+    loaded = load(model, weights, trained=False)
+    net = loaded.model
+    how = o.Preparation(data_dir, resize, tokenizer=tokenizer, column=column)
+    choice = DataChoice(data, 2, 0, how, loaded=loaded)
+    args, kwargs = batches(load_data(choice), net, 2)[0].inputs
     inspection = _in_flags(look(net, kwargs if kwargs and not args else args))
     if json:
         print_json(
@@ -52,7 +61,7 @@ def inspect(
             }
         )
         return
-    out.print(str(inspection), highlight=False, markup=False, soft_wrap=True)
+    print_text(inspection.text(line_width()))
 
 
 def _in_flags(inspection: Inspection) -> Inspection:

@@ -6,24 +6,10 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from subprune.budget.allocators import ALLOCATORS
-from subprune.cli.console import out, print_json
-from subprune.fit.fits import FITS
-from subprune.methods import METHODS
-from subprune.select.selectors import SELECTORS
-from subprune.statistics.targets import TARGETS
+from subprune.cli.console import line_width, print_json, print_text
 
 __all__ = ["register"]
-
-PARTS: dict[str, tuple[str, Mapping[str, object]]] = {
-    "target": ("what a layer should give", TARGETS),
-    "selector": ("which units stay", SELECTORS),
-    "fit": ("what the remaining weights become", FITS),
-    "allocate": ("how the goal is divided among the layers", ALLOCATORS),
-}
-"""The four choices: a method is a preset of them, and each can be given in its place."""
 
 EXAMPLES = """Examples:
 
@@ -41,6 +27,10 @@ def methods(
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List the pruning methods, and the parts that they are made of."""
+    from subprune.measure.tables import text_table
+    from subprune.methods import METHODS
+
+    choices = _parts()
     if json:
         listed = [
             {
@@ -57,18 +47,31 @@ def methods(
             }
             for name, m in METHODS.items()
         ]
-        parts = {option: list(table) for option, (_, table) in PARTS.items()}
+        parts = {option: list(table) for option, (_, table) in choices.items()}
         print_json({"methods": listed, **parts})
         return
-    table = Table("method", "target", "also needs", "what it does")
+    rows = []
     for name, m in METHODS.items():
-        selector = m.selector
-        needs = "labels" if selector.needs_labels else "–"
-        needs = "--train-data" if selector.needs_pool else needs
-        table.add_row(name, m.target.name, needs, m.summary)
-    out.print(table)
-    for option, (question, members) in PARTS.items():
-        listing = Table(f"--{option}", question)
-        for name, part in members.items():
-            listing.add_row(name, " ".join((part.__doc__ or "").split()))
-        out.print(listing)
+        needs = "labels" if m.selector.needs_labels else "–"
+        needs = "--train-data" if m.selector.needs_pool else needs
+        rows.append((name, m.target.name, needs, m.summary))
+    header, width = ("method", "target", "also needs", "what it does"), line_width()
+    print_text(text_table(header, rows, width=width))
+    for option, (question, members) in choices.items():
+        listing = [(name, " ".join((p.__doc__ or "").split())) for name, p in members.items()]
+        print_text("\n" + text_table((f"--{option}", question), listing, width=width))
+
+
+def _parts() -> dict[str, tuple[str, Mapping[str, object]]]:
+    """The four choices: a method is a preset of them, and each can be given in its place."""
+    from subprune.budget.allocators import ALLOCATORS
+    from subprune.fit.fits import FITS
+    from subprune.select.selectors import SELECTORS
+    from subprune.statistics.targets import TARGETS
+
+    return {
+        "target": ("what a layer should give", TARGETS),
+        "selector": ("which units stay", SELECTORS),
+        "fit": ("what the remaining weights become", FITS),
+        "allocate": ("how the goal is divided among the layers", ALLOCATORS),
+    }

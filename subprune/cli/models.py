@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
@@ -20,70 +21,70 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from subprune.cli import blame
+from subprune.cli.hubs import LIBRARIES, Loaded, named_model, pretrained
 from subprune.errors import DataError, OptionError, closest
-from subprune.io.storage import load
+from subprune.io.storage import load as load_pruned
 from subprune.zoo.models import build, model_names, shipped_lenet
 from subprune.zoo.weights import load_weights
 
-__all__ = ["find_callable", "load_model"]
+__all__ = ["Loaded", "call", "find_callable", "is_code", "load", "load_model"]
 
 SHIPPED_MODEL = "lenet-mnist"
 _MISSING = (ModuleNotFoundError, FileNotFoundError)
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
+def is_code(spec: str) -> bool:
+    """Whether ``--model`` names something in Python."""
+    return ":" in spec and spec.partition(":")[0] not in LIBRARIES
+
+
 def load_model(spec: str, weights: Path | None, trained: bool = True) -> nn.Module:
+    """`load` for those who want the model alone."""
+    return load(spec, weights, trained).model
+
+
+def load(
+    spec: str, weights: Path | None, trained: bool = True, *, download: bool = False
+) -> Loaded:
     """The model of ``--model`` with the weights of ``--weights``, in eval mode; random weights are
     not `trained`.
     """
+    library, _, name = spec.partition(":")
+    if library in LIBRARIES and name:
+        loaded = named_model(library, name, trained and weights is None, download)
+    elif (Path(spec) / "config.json").is_file():
+        loaded = pretrained(spec, spec)
+    else:
+        loaded = Loaded(_own_model(spec, trained and weights is None))
+    model = loaded.model if weights is None else _with_weights(loaded.model, weights)
+    return replace(loaded, model=model.eval())
+
+
+def _own_model(spec: str, trained: bool) -> nn.Module:
+    """A built-in model, or what a callable gives; `trained`: random weights do not do."""
     if ":" in spec:
         made = call(find_callable(spec, "--model"), spec, "--model")
         if not isinstance(made, nn.Module):
             raise OptionError(
                 f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
             )
-        model = made
-    elif (Path(spec) / "config.json").is_file():
-        model = _pretrained(Path(spec))
-    elif spec == SHIPPED_MODEL:
-        model = shipped_lenet()[0]
-    elif spec in model_names():
-        if trained and weights is None:
+        return made
+    if spec == SHIPPED_MODEL:
+        return shipped_lenet()[0]
+    if spec in model_names():
+        if trained:
             raise OptionError(
                 f"--model {spec} alone has random weights; give trained ones with --weights FILE "
                 f"(.safetensors or .pt), or use --model {SHIPPED_MODEL}, which comes with them"
             )
-        model = build(spec)
-    else:
-        known = [SHIPPED_MODEL, *model_names()]
-        raise OptionError(
-            f"--model {spec!r}: {closest(spec, known)}give package.module:callable, "
-            f"file.py:callable, a folder of transformers, or one of {', '.join(known)}"
-        )
-    return (model if weights is None else _with_weights(model, weights)).eval()
-
-
-def _pretrained(folder: Path) -> nn.Module:
-    """The model of a folder that `save_pretrained` wrote; pickled weights are not read."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise OptionError(
-            f"--model {folder} is a folder of the transformers library, which is not installed"
-        ) from error
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        config.use_cache = False  # nothing is generated here
-        named = (getattr(config, "architectures", None) or ["AutoModel"])[0]
-        kind = getattr(transformers, named, transformers.AutoModel)
-        model: nn.Module = kind.from_pretrained(
-            str(folder), config=config, local_files_only=True, use_safetensors=True
-        )
-    except Exception as error:  # whatever a file in it provokes
-        raise DataError(
-            f"--model {folder} cannot be loaded by transformers: {_cause(error)}"
-        ) from error
-    return model
+        return build(spec)
+    known = [SHIPPED_MODEL, *model_names()]
+    raise OptionError(
+        f"--model {spec!r}: {closest(spec, known)}give package.module:callable, file.py:callable, "
+        f"timm:NAME, torchvision:NAME, hf:FOLDER_OR_ID, a folder of transformers, or one of "
+        f"{', '.join(known)}"
+    )
 
 
 def find_callable(spec: str, option: str) -> Any:
@@ -165,7 +166,7 @@ def _with_weights(model: nn.Module, path: Path) -> nn.Module:
         raise DataError(f"--weights {path} is not a file; give a .safetensors or .pt file")
     if path.suffix == ".safetensors":
         if _saved_by_us(path):
-            return load(model, path)
+            return load_pruned(model, path)
         load_weights(model, path)
         return model
     if path.suffix not in (".pt", ".pth", ".bin"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +17,18 @@ from subprune.options.table import OPTIONS
 
 __all__ = [
     "TABLED",
+    "Column",
+    "Context",
     "Data",
     "DataDir",
+    "Download",
     "Json",
     "Mean",
     "Model",
+    "Preparation",
     "Resize",
     "Std",
+    "Tokenizer",
     "Weights",
     "read",
     "text_kind",
@@ -34,8 +40,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="package.module:callable, file.py:callable, a folder of the transformers library, "
-        "lenet-mnist, resnet56, vgg11, …",
+        help="package.module:callable, file.py:callable, timm:NAME, torchvision:NAME, "
+        "hf:FOLDER_OR_ID or a folder of the transformers library; lenet-mnist, resnet56, vgg11, …",
     ),
 ]
 Weights = Annotated[
@@ -51,8 +57,10 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a folder of images; "
-        "or package.module:callable that gives what subprune.prune takes.",
+        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a text (.txt) or a "
+        "table (.csv, .tsv, .jsonl, .parquet); a folder of images, with classes as subfolders, or "
+        "of a Hugging Face data set; or package.module:callable that gives what subprune.prune "
+        "takes.",
     ),
 ]
 DataDir = Annotated[
@@ -65,7 +73,41 @@ Mean = Annotated[
     str, typer.Option(help="Subtracted from each channel of images, e.g. 0.485,0.456,0.406.")
 ]
 Std = Annotated[str, typer.Option(help="Each channel is divided by it, e.g. 0.229,0.224,0.225.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Of the tokenizer that reads texts [default: the model's folder, if it has one].",
+    ),
+]
+Column = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Of a table, that holds the texts [default: by its name]."),
+]
+Context = Annotated[
+    int | None, typer.Option(min=2, help="Tokens of a piece of text [default: 256].")
+]
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download", help="Fetch the weights of --model where they are not on this machine."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How data is found and read, as the flags say it."""
+
+    data_dir: Path | None = None
+    resize: int | None = None
+    mean: str = ""
+    std: str = ""
+    tokenizer: Path | None = None
+    column: str | None = None
+    context: int | None = None
+
 
 TABLED = {name: o for name, o in OPTIONS.items() if o.flag}
 """The options that have a flag."""

@@ -1,15 +1,17 @@
 """Commands that other distributions add to ``subprune``.
 
 A distribution names them as entry points of the group ``subprune.commands``: the name is the
-command's, the object a `typer.Typer`. A command that cannot be loaded says so when it is called,
-and is not in the way of the others.
+command's, the object a `typer.Typer`. It is loaded when it is called, not before: what the others
+need is not in the way of ``subprune --help``. A command that cannot be loaded says so then.
 """
 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from subprune.errors import OptionError
 
@@ -18,6 +20,8 @@ __all__ = ["GROUP", "KNOWN", "add_commands", "own_packages"]
 GROUP = "subprune.commands"
 KNOWN = {"experiment": "subprune-paper"}
 """Commands of this project that are distributed on their own: command → distribution."""
+
+_SHORT = {"experiment": "Grids of prunings: run, stop, go on, report."}
 
 
 def add_commands(app: typer.Typer) -> set[str]:
@@ -41,22 +45,36 @@ def own_packages() -> list[str]:
     return ["subprune", *(entry.module.partition(".")[0] for entry in known)]
 
 
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
+
+
 def _add(app: typer.Typer, entry: EntryPoint) -> None:
+    """A command that becomes the one of the entry point as soon as words follow it."""
+
+    class Later(TyperCommand):
+        def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
+            command = typer.main.get_command(_loaded(entry))
+            return command.make_context(info_name, args, parent=parent, **extra)
+
+    short = _SHORT.get(entry.name, f"Part of {_owner(entry)}.")
+
+    @app.command(entry.name, cls=Later, help=short)
+    def later() -> None: ...
+
+
+def _loaded(entry: EntryPoint) -> typer.Typer:
     try:
         command = entry.load()
         if not isinstance(command, typer.Typer):
             raise TypeError(f"{entry.value} is a {type(command).__name__}, not a typer.Typer")
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        owner = entry.dist.name if entry.dist else entry.value
-        _add_placeholder(
-            app,
-            entry.name,
-            f"subprune {entry.name} is part of {owner}, which cannot be loaded ({cause}); "
-            "install it again",
-        )
-    else:
-        app.add_typer(command, name=entry.name)
+        raise OptionError(
+            f"subprune {entry.name} is part of {_owner(entry)}, which cannot be loaded ({cause}); "
+            "install it again"
+        ) from error
+    return command
 
 
 def _not_installed(name: str) -> str:

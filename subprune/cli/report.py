@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from subprune.cli import options as o
-from subprune.cli.console import out, print_json, say
+from subprune.cli.console import line_width, print_json, print_text, say
 from subprune.errors import DataError
-from subprune.io.storage import read_report
-from subprune.report.figures import Report
+
+if TYPE_CHECKING:
+    from subprune.report.figures import Report
 
 __all__ = ["register"]
 
@@ -37,6 +38,8 @@ def report(
     json: o.Json = False,
 ) -> None:
     """Show the report of a pruning again, or write its HTML page."""
+    from subprune.report.terminal import report_text
+
     saved = _read(source / "report.json" if source.is_dir() else source)
     if html is not None:
         saved.save_html(html)
@@ -44,10 +47,13 @@ def report(
     if json:
         print_json(saved.to_dict())
     elif html is None:
-        out.print(str(saved), highlight=False, markup=False)
+        print_text(report_text(saved, line_width()))
 
 
 def _read(path: Path) -> Report:
+    from subprune.io.storage import read_report
+    from subprune.report.figures import Report
+
     if not path.is_file():
         raise DataError(
             f"there is no report at {str(path)!r}; give a folder that `subprune prune` wrote"

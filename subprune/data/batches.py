@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -334,19 +334,21 @@ def _per_sample(x: Any, batch: Batch) -> bool:
 
 
 def folded(
-    batches: Sequence[Batch], parts: int, *, whole: bool = False
+    batches: Sequence[Batch], parts: int, *, whole: bool = False, most: int | None = None
 ) -> tuple[list[Batch], list[int]]:
     """Batches of the same samples, and for each the number of the fold that it belongs to.
 
     Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by
     one, so that data sorted by class gives folds that are alike, and what a fold gets of several
-    batches is put together again up to their size. Batches that cannot be taken apart (tensors of
-    different lengths), or that are to stay `whole`, go to folds as they are; a lone one makes one
-    fold, so that nothing can be held out.
+    batches is put together again up to their size, or `most` samples if that is less. Batches that
+    cannot be taken apart (tensors of different lengths), or that are to stay `whole`, go to folds
+    as they are; a lone one makes one fold, so that nothing can be held out.
     """
+    largest = max(b.size for b in batches)
+    smaller = most is not None and most < largest
     if parts < 1:
         raise DataError(f"the samples are divided into at least 1 part, got {parts}")
-    if whole or parts == 1 or not all(_divisible(b) for b in batches):
+    if whole or (parts == 1 and not smaller) or not all(_divisible(b) for b in batches):
         return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
     parts = min(parts, sum(b.size for b in batches))
     hands: list[list[Batch]] = [[] for _ in range(parts)]
@@ -360,9 +362,10 @@ def folded(
                 )
         start += batch.size
     pieces = [
-        (b, fold)
+        (piece, fold)
         for fold, hand in enumerate(hands)
-        for b in _together(hand, max(b.size for b in batches))
+        for b in _together(hand, largest)
+        for piece in _divided(b, largest if most is None else most)
     ]
     return [b for b, _ in pieces], [fold for _, fold in pieces]
 
@@ -379,6 +382,15 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
         else:
             joined[-1] = both
     return joined
+
+
+def _divided(batch: Batch, most: int) -> Iterator[Batch]:
+    """The samples of a batch in pieces of at most so many."""
+    if batch.size <= most:
+        yield batch
+        return
+    for start in range(0, batch.size, most):
+        yield _samples(batch, slice(start, start + most))
 
 
 def _joined(a: Batch, b: Batch) -> Batch | None:

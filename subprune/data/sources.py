@@ -154,7 +154,9 @@ def _listed(items: list[Any], lot: Lot, single: Single) -> Iterable[Any]:
 
 
 def _indexed(data: Any, lot: Lot, single: Single) -> Iterable[Any]:
-    """A map-style data set of samples, or of batches."""
+    """A map-style data set of samples, or of batches; those of the datasets library as tensors."""
+    if hasattr(data, "with_format") and hasattr(data, "column_names"):
+        data = data.with_format("torch")
     if len(data) == 0:
         return []
     if not single(plain_item(data[0])):

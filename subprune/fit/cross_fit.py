@@ -15,21 +15,25 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from subprune.fit.fit import Figures, weight_growth
 from subprune.fit.solver import Factors, Solution, energy_change, relative_error, solve
+from subprune.program import parallel
 
 if TYPE_CHECKING:
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.statistics import Statistics
 
 __all__ = ["FOLDS", "STRENGTHS", "Fitted", "FoldFactors", "cross_fit", "together"]
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
 
 FoldFactors = dict[int | None, Factors]
 """What solves for a layer's kept columns: by the fold that is left out, None for all inputs."""
@@ -49,6 +53,14 @@ _UNFELT = 1e-6
 
 _OUTPUTS = 128
 """Outputs that say which strength is best, evenly spread, where there are more."""
+
+_KEPT = 128 * 2**20
+"""Bytes of factors that stay for other targets, beside those of the strength that is used."""
+
+_TINY, _WIDE = 128, 2048
+"""Columns up to which a fit takes less time than handing it to another core; and from which on
+matrices are large, and made again rather than kept.
+"""
 
 _UNJUDGED = 1e-3
 """The strength where nothing can be held out to judge one."""
@@ -122,17 +134,18 @@ def cross_fit(
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths)
+        residual = sum(_each(lambda trial: trial.settle(strength), trials, columns))
         versions = tuple(trial.weight(strength) for trial in trials)
         if intercept:
             shifts = tuple(trial.shift(strength) for trial in trials)
         energy = sum(trial.energy for trial in trials)
-        residual = sum(trial.residual(strength) for trial in trials)
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
-    for fold in known.values():  # they are large: those that were only tried go
-        for other in [ridge for ridge in fold if ridge != strength]:
-            del fold[other]
+    if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
+        for fold in known.values():  # they are large: those that were only tried go
+            for other in [key for key in fold if key != (strength, intercept)]:
+                del fold[other]
     return Fitted(
         weight=final.weight,
         versions=versions,
@@ -164,16 +177,45 @@ class _Trial:
         factors: Factors,
     ) -> None:
         self.columns, self.old, self.intercept, self.factors = columns, old, intercept, factors
-        self.seen, self.unseen = folded.without(fold).part(columns), folded.only(fold).part(columns)
-        self.energy = self.unseen.energy
+        self.folded, self.fold = folded, fold
         self.toward = old[columns]  # [q, m]
         self._known: dict[float, Solution] = {}
         self._changes: dict[float, float] = {}
+        self._statistics: tuple[Statistics, Statistics] | None = None
+        self.energy = 0.0  # of the fold; known once the statistics are
+
+    def both(self) -> tuple[Statistics, Statistics]:
+        """The statistics of the kept columns: without the fold, and of the fold alone."""
+        if self._statistics is None:
+            seen, unseen = self.folded.without(self.fold), self.folded.only(self.fold)
+            self._statistics = seen.part(self.columns), unseen.part(self.columns)
+            self.energy = unseen.energy
+        return self._statistics
+
+    @property
+    def wide(self) -> bool:
+        """Whether matrices are large, and trials made one after another."""
+        return len(self.columns) > _WIDE
+
+    def best(self) -> float:
+        """The strength that changed the fold's energy most, of those tried so far."""
+        return min(self._changes, key=lambda strength: self._changes[strength])
+
+    def tidy(self, strength: float, *, statistics: bool = True) -> None:
+        """Of large matrices, keep only what solves with this strength; not the statistics either,
+        unless they are needed at once.
+        """
+        if not self.wide:
+            return
+        if statistics:
+            self._statistics = None
+        for key in [key for key in self.factors if key[0] != strength]:
+            del self.factors[key]
 
     def _fit(self, strength: float) -> Solution:
         """For the kept columns [q]."""
         if strength not in self._known:
-            self._known[strength] = self._solved(self.seen, strength, self.toward)
+            self._known[strength] = self._solved(self.both()[0], strength, self.toward)
         return self._known[strength]
 
     def _solved(self, seen: Statistics, strength: float, toward: Tensor) -> Solution:
@@ -189,21 +231,23 @@ class _Trial:
 
     def change(self, strength: float) -> float:
         """What the fit does to the fold's energy; of many outputs, to that of some."""
-        outputs = self.seen.outputs
-        if outputs <= _OUTPUTS:
-            fit = self._fit(strength)
-            return energy_change(self.unseen, fit.weight, fit.shift)
+        outputs = self.old.shape[1]
         if strength not in self._changes:
-            some = torch.linspace(0, outputs - 1, _OUTPUTS).round().long()
-            fit = self._solved(_some_outputs(self.seen, some), strength, self.toward[:, some])
-            unseen = _some_outputs(self.unseen, some)
+            if outputs <= _OUTPUTS:
+                fit, unseen = self._fit(strength), self.both()[1]
+            else:
+                some = torch.linspace(0, outputs - 1, _OUTPUTS).round().long()
+                seen, unseen = (_some_outputs(stats, some) for stats in self.both())
+                fit = self._solved(seen, strength, self.toward[:, some])
             self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
         return self._changes[strength]
 
-    def residual(self, strength: float) -> float:
-        """What the fit leaves of the fold's energy."""
+    def settle(self, strength: float) -> float:
+        """Fit with this strength, for good: what that leaves of the fold's energy."""
         fit = self._fit(strength)
-        return relative_error(self.unseen, fit.weight, fit.shift) * self.energy
+        residual = relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
+        self.tidy(strength)
+        return residual
 
     def shift(self, strength: float) -> Tensor:
         """The fitted constant [m]."""
@@ -213,8 +257,9 @@ class _Trial:
 
     def weight(self, strength: float) -> Tensor:
         """The fitted weights [d, m]."""
-        new = torch.zeros(self.old.shape, dtype=torch.float64, device=self.seen.gram.device)
-        new[self.columns] = self._fit(strength).weight
+        fitted = self._fit(strength).weight
+        new = torch.zeros(self.old.shape, dtype=torch.float64, device=fitted.device)
+        new[self.columns] = fitted
         return new
 
 
@@ -231,10 +276,32 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
     """
     if len(strengths) == 1:
         return strengths[0]
-    changes = [trials[0].change(strength) for strength in strengths]
+    first, columns = trials[0], trials[0].columns
+    first.both()  # which all of its trials need
+
+    def change(strength: float) -> float:
+        found = first.change(strength)
+        if first.wide:
+            first.tidy(first.best(), statistics=False)
+        return found
+
+    changes = _each(change, strengths, columns)
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
-    return min(near, key=lambda strength: sum(trial.change(strength) for trial in trials))
+
+    def changes_near(trial: _Trial) -> list[float]:
+        found = [trial.change(strength) for strength in near]
+        trial.tidy(strengths[best])
+        return found
+
+    totals = [sum(both) for both in zip(*_each(changes_near, trials, columns), strict=True)]
+    return near[totals.index(min(totals))]
+
+
+def _each(work: Callable[[Item], Outcome], items: Sequence[Item], columns: Tensor) -> list[Outcome]:
+    """The work on every item, several at once where their matrices are neither tiny nor large."""
+    side_by_side = _TINY <= len(columns) <= _WIDE and columns.device.type == "cpu"
+    return parallel.each(work, items, side_by_side)
 
 
 def together(fits: Sequence[Fitted]) -> Figures:

@@ -66,6 +66,7 @@ class Work:
     kept: tuple[int, ...]
     gathered: Gathered
     scale: Tensor | None = None  # [n_units], what a selector wants outgoing weights multiplied by
+    changed: bool = False  # whether the units are no longer what they were: all may stay, then
     # Strengths of a ridge that were chosen before, block by block; empty: they are to be chosen.
     ridge: tuple[float, ...] = ()
     # By block: what solved for its columns, which other targets need again.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.fit.affine import Affine
 from subprune.fit.constant import Constant
@@ -13,10 +13,7 @@ from subprune.fit.ridge import Ridge
 if TYPE_CHECKING:
     from subprune.fit.fit import Fit
 
-__all__ = ["FITS", "FitName"]
-
-FitName = Literal["ridge", "affine", "least-squares", "constant", "keep"]
-"""The names, for editors and type checkers."""
+__all__ = ["FITS"]
 
 FITS: dict[str, Fit] = {
     fit.name: fit for fit in (Ridge(), Affine(), LeastSquares(), Constant(), Keep())

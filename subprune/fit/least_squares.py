@@ -62,8 +62,8 @@ class LeastSquares(Fit):
         return tuple(s.centred() if free else s for s, free in pairs)
 
     def apply(self, work: Work, models: Sequence[Tensors]) -> Figures:
-        """Fit every consumer; nothing is fitted where all units stay."""
-        if len(work.kept) == work.group.n_units:
+        """Fit every consumer; nothing is fitted where all units stay as they were."""
+        if len(work.kept) == work.group.n_units and not work.changed:
             return Figures()
         fits: list[Fitted] = []
         for consumer, blocks in work.blocks():

@@ -49,13 +49,13 @@ def solve(
     columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
     those of columns about which the data says little most of all; the error is reported without it.
     An infinite one leaves them at `toward`, and fits the constant alone.
-    ranked: whether the rank is wanted, which takes long where columns depend on each other; else it
-    is that of independent ones. factors: of the same columns, by ridge, where they are solved for
-    other targets too; what is missing is added.
+    ranked: whether the rank and the error are wanted, which take time; else the rank is that of
+    independent columns, and the error nan. factors: of the same columns, by ridge, where they are
+    solved for other targets too; what is missing is added.
     """
     columns = stats.columns(kept)  # [q]
     if math.isinf(ridge):
-        return _constant_alone(stats, columns, toward, intercept)
+        return _constant_alone(stats, columns, toward, intercept, ranked)
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
     pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
@@ -67,27 +67,30 @@ def solve(
         cross = torch.cat([cross, stats.target_sums[None]])
     system, wanted = _with_ridge(gram, cross, pull, None if toward is None else toward[columns])
     known = {} if factors is None else factors
-    if ridge not in known:
+    key = (ridge, intercept)
+    if key not in known:
         noise = stats.tolerance if tolerance is None else tolerance
-        known[ridge] = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
-    factor = known[ridge]
+        known[key] = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
+    factor = known[key]
     solution = factor.solve(wanted)  # [q (+1), m]
     solution += factor.solve(wanted - system @ solution)  # one step of refinement
     # ‖Y − BX‖² = t + tr Xᵀ(GX − 2C), without the ridge
-    residual_energy = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
-    error = max(0.0, residual_energy) / stats.energy if stats.energy else 0.0
+    error = float("nan")
+    if ranked:
+        residual_energy = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
+        error = max(0.0, residual_energy) / stats.energy if stats.energy else 0.0
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
     return Solution(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
 
 
-Factors = dict[float, "_Factor"]
-"""What solves for some columns, by the strength of the ridge."""
+Factors = dict[tuple[float, bool], "_Factor"]
+"""What solves for some columns, by the strength of the ridge, and whether a constant joins in."""
 
 
 def _constant_alone(
-    stats: Statistics, columns: Tensor, toward: Tensor | None, intercept: bool
+    stats: Statistics, columns: Tensor, toward: Tensor | None, intercept: bool, ranked: bool
 ) -> Solution:
     """The weights `toward` [d, m] on the columns [q]; the constant makes up for the means."""
     weight = torch.zeros_like(stats.cross)
@@ -95,7 +98,7 @@ def _constant_alone(
         weight[columns] = toward.detach().to(weight)[columns]
     missing = stats.target_sums - weight.T @ stats.sums  # [m]
     shift = missing / max(1, stats.rows) if intercept else None
-    error = relative_error(stats, weight, shift)
+    error = relative_error(stats, weight, shift) if ranked else float("nan")
     fitted = int(intercept)  # columns that something was fitted to: the constant one
     return Solution(weight, shift, error, fitted, fitted, 1.0, "none")
 
@@ -178,6 +181,11 @@ class _Factor:
         del scaled
         moved.diagonal().add_(1j * shift)
         self.shifted = torch.linalg.lu_factor(moved)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it holds."""
+        return self.lower.nbytes if self.shifted is None else self.shifted[0].nbytes
 
     def solve(self, cross: Tensor) -> Tensor:
         """X [q, m] for C [q, m]."""

@@ -7,14 +7,11 @@ the numbers of a group together and says in words which assumptions hold.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -27,7 +24,8 @@ from subprune.guarantees import bounds
 from subprune.keywords import takes
 from subprune.loop.looks import looks
 from subprune.loop.walk import walk
-from subprune.options.table import GuaranteeOptions
+from subprune.measure.tables import text_table
+from subprune.options.options import GuaranteeOptions
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.progress import progress_bar
@@ -220,64 +218,46 @@ class Guarantees:
         names = [g.name for g in self.groups]
         raise KeyError(f"{closest(name, names)}groups are {', '.join(names)}")
 
-    def table(self) -> Table:
-        """Ranks and ratios, group by group."""
-        head = (
+    def table(self) -> str:
+        """Group by group."""
+        title = (
             f"guarantees of the {self.target} target, {self.patches} patches, {self.samples} inputs"
         )
-        table = Table(title=head, title_justify="left")
-        table.add_column("group")
-        for name in (
-            "units",
-            "rank",
-            "k/n possible",
-            "k proven",
-            "γ ≥",
-            "γ ≤",
-            "α ≥",
-            "curvature ≤",
-        ):
-            table.add_column(name, justify="right")
+        figures = ("rank", "k/n possible", "k proven", "γ ≥", "γ ≤", "α ≥", "curvature ≤")
+        header = ("group", "units", *figures)
+        rows = []
         for g in self.groups:
             ratios = (f"{x:.2g}" for x in (g.gamma, g.gamma_seen, g.alpha, g.curvature))
-            rank = f"{g.rank}/{g.columns}"
-            table.add_row(
-                g.name, str(g.units), rank, f"{g.possible:.2f}", str(g.k_certified), *ratios
-            )
-        return table
+            rank, possible = f"{g.rank}/{g.columns}", f"{g.possible:.2f}"
+            rows.append((g.name, f"{g.units:,}", rank, possible, str(g.k_certified), *ratios))
+        return text_table(header, rows, right=header[1:], title=title)
 
-    def errors(self) -> Table:
+    def errors(self) -> str:
         """Bounds beside what greedy reached, for the budgets asked for."""
-        table = Table(title="error left, and what is proven about it", title_justify="left")
-        table.add_column("group")
-        for name in ("k", "error", "bound", "sharper", "γ_k ≥", "share of the best ≥"):
-            table.add_column(name, justify="right")
-        for g in self.groups:
-            for b in g.budgets:
-                shown = (
-                    f"{b.error:.4f}",
-                    f"{b.bound:.4f}",
-                    f"{b.tight:.4f}",
-                    f"{b.gamma:.2g}",
-                    f"{b.share:.4f}",
-                )
-                table.add_row(g.name, str(b.k), *shown)
-        return table
+        header = ("group", "k", "error", "bound", "sharper", "γ_k ≥", "share of the best ≥")
+        rows = [
+            (
+                g.name,
+                str(b.k),
+                f"{b.error:.4f}",
+                f"{b.bound:.4f}",
+                f"{b.tight:.4f}",
+                f"{b.gamma:.2g}",
+                f"{b.share:.4f}",
+            )
+            for g in self.groups
+            for b in g.budgets
+        ]
+        title = "error left, and what is proven about it"
+        return text_table(header, rows, right=header[1:], title=title)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
-        stream = io.StringIO()
-        console = Console(file=stream, width=110)
-        console.print(self.table())
-        console.print(self.errors())
-        for g in self.groups:
-            console.print(
-                f"{g.name}:", *(f"\n  {words}" for words in g.assumptions), highlight=False
-            )
-        return stream.getvalue()
+        words = [f"{g.name}:\n" + "\n".join(f"  {x}" for x in g.assumptions) for g in self.groups]
+        return "\n".join([self.table(), "", self.errors(), "", *words]) + "\n"
 
     __repr__ = __str__
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from subprune.io.pruned import Pruned
     from subprune.program.program import Program
 
-__all__ = ["load", "read_report", "save"]
+__all__ = ["fingerprint_of", "load", "read_report", "save"]
 
 FORMAT = "subprune-2"
 _KNOWN_FORMATS = (FORMAT,)
@@ -106,6 +106,11 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
     _fill(small, state, path)
     setattr(small, HISTORY, tuple(plan["steps"]))
     return small
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """A number for the names and values of all its parameters and buffers."""
+    return _digest_tensors({name: x.detach().cpu() for name, x in _state(model).items()})
 
 
 def read_report(path: str | Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.loop.drift import drifting, station
-from subprune.program import parallel
+from subprune.program.ops import window
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
+from subprune.statistics.shared import SharedInputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,7 @@ class Tour:
         structure = calibration.structure
         waiting = [] if refit is None else drifting(structure, groups)
         self._stations = deque(station(structure, consumer) for consumer in waiting)
+        self._inputs = SharedInputs()
         # Layers that were refitted though none of their inputs went, and what that brought.
         self.refitted: dict[str, Figures] = {}
 
@@ -75,8 +76,7 @@ class Tour:
     def go_to(self, group: Group) -> Place:
         """Advance to the first layer that reads the group."""
         self._refit_before(min(c.use.op for c in group.consumers))
-        go = functools.partial(Passage.go_to, group=group)
-        marks = parallel.each(go, self._passages, self.current.on_cpu)
+        marks = [passage.go_to(group) for passage in self._passages]
         source = self.current if self.pruned else self.dense
         return Place(
             group=group,
@@ -96,14 +96,15 @@ class Tour:
         """Refit the layers on the way to an operation whose inputs have changed."""
         while self._stations and self._stations[0].first_op < stop:
             layer = self._stations.popleft()
-            go = functools.partial(Passage.advance, stop=layer.first_op)
-            parallel.each(go, self._passages, self.current.on_cpu)
+            for passage in self._passages:
+                passage.advance(layer.first_op)
             place = Place(
                 group=layer,
                 current=self.current.fork(),
                 dense=self.dense.fork(),
                 seed=self.setting.seed,
                 metric=self.setting.metric,
+                inputs=self._inputs if _linear(layer) else None,
             )
             assert self._refit is not None
             models, self.refitted[layer.name] = self._refit(place, self.models)
@@ -160,6 +161,11 @@ class Tour:
             off = (units >= 0) & ~keep[units.clamp(min=0)]
             op = consumer.use.op
             self._removed[op] = self._removed[op] | off if op in self._removed else off
+
+
+def _linear(layer: Group) -> bool:
+    """Whether a station's layer reads rows, as they are."""
+    return window(layer.program.ops[layer.first_op]) is None
 
 
 def switched_off(group: Group, kept: Sequence[int], models: Sequence[Tensors]) -> list[Tensors]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work, error_before
+from subprune.loop.narrow import narrow
 from subprune.loop.refine import constant_of, makers, refine
 from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
     from subprune.statistics.target import Target
+    from subprune.structure.groups import Group
 
 __all__ = ["Walk", "alone", "walk"]
 
@@ -59,11 +61,13 @@ def walk(
     renew: bool = False,
     see: Callable[[Visit], None] = lambda visit: None,
     tick: Tick = lambda group: None,
+    tell: Callable[[GroupPlan], None] = lambda group: None,
 ) -> Walk:
     """Decide every group of the setting in forward order.
 
     `renew` re-estimates BatchNorm statistics on the way, so that targets that look at the pruned
-    model see what it then computes. `see` is shown every visit before it is decided.
+    model see what it then computes. `see` is shown every visit before it is decided, `tell` is told
+    what was; an error that either raises ends the walk.
     """
     groups = setting.groups
     pruned = recipe.target.sees_pruned
@@ -74,6 +78,7 @@ def walk(
     for visit in visits(tour, groups, recipe, setting, counts=counts, tick=tick):
         see(visit)
         plans[visit.group.name] = _decide(tour, visit, recipe, counts[visit.group.name])
+        tell(plans[visit.group.name])
         del visit  # its statistics are large, and the next ones are about to be gathered
     renewed = tour.finish()
     return Walk(
@@ -106,7 +111,7 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> GroupPlan:
     tour.apply(group, kept, models, visit.start)
     steps = 0
     if recipe.refine and visit.place is not None and visit.start is not None:
-        again, steps = _refined(tour, visit, kept, recipe, unfitted)
+        again, steps = _refined(tour, visit, kept, recipe, unfitted, figures.ridge)
         if again is not None:
             figures = replace(again, stages=(*figures.stages, (REFINED, again.left)))
     tour.skip_to(visit.gathered.passed)
@@ -138,7 +143,8 @@ def _refitted(
     fit: Fit, target: Target, place: Place, models: Sequence[Tensors]
 ) -> tuple[list[Tensors], Figures]:
     """Models with new weights for a layer that loses no input."""
-    work = Work(group=place.group, kept=(), gathered=target.gather(place))
+    gathered = target.gather(place)
+    work = Work(group=place.group, kept=(), gathered=gathered, factors=gathered.factors)
     return _in_rounds(work, fit, target, place, models)
 
 
@@ -165,7 +171,7 @@ def _in_rounds(
     # Strengths of a ridge: chosen anew for the first targets that moved, then kept; those of wide
     # layers, whose fits take long, are kept from the start.
     wide = any(s.width > _WIDE for s in work.gathered.statistics)
-    chosen: tuple[float, ...] = figures.ridge if wide else ()
+    chosen: tuple[float, ...] = figures.ridge if wide else work.ridge
     for _ in range(target.repeats if place is not None else 0):
         assert place is not None
         moved = target.moved(place, work.gathered, work.kept, new)
@@ -179,12 +185,18 @@ def _in_rounds(
 
 
 def _refined(
-    tour: Tour, visit: Visit, kept: tuple[int, ...], recipe: Recipe, unfitted: Sequence[Tensors]
+    tour: Tour,
+    visit: Visit,
+    kept: tuple[int, ...],
+    recipe: Recipe,
+    unfitted: Sequence[Tensors],
+    ridge: tuple[float, ...],
 ) -> tuple[Figures | None, int]:
     """Steps on the layers that make the units, with the readers fitted again after each.
 
-    unfitted: the model and its versions before the readers were fitted. Figures of the last fit,
-    None if no step stayed; and how many did.
+    unfitted: the model and its versions before the readers were fitted; ridge: the strengths that
+    were chosen for them, which stay. Figures of the last fit, None if no step stayed; and how many
+    did.
     """
     group, place = visit.group, visit.place
     assert place is not None
@@ -193,8 +205,17 @@ def _refined(
     layers = makers(tour.setting.calibration.structure, group)
     if not layers or len(kept) == group.n_units:
         return None, 0
-    start = tour.current.fork()
-    base = switched_off(group, kept, unfitted)
+    start, wide = tour.current.fork(), switched_off(group, kept, unfitted)
+    small = narrow(start, group, kept)
+    base, stay = [small.tensors(tensors) for tensors in wide], small.numbers(kept)
+    start.tensors = small.tensors(start.tensors)
+    place = replace(
+        place,
+        group=small.group,
+        current=_at_readers(start, start.tensors, group),
+        removed=small.removed(place.removed),
+        aims=visit.gathered.aims,
+    )
     changing = {n for m in layers for n in (m.use.weight, constant_of(m)) if n is not None}
     latest: list[tuple[list[Tensors], Figures]] = []
 
@@ -203,22 +224,27 @@ def _refined(
         changes = {n: tensors[n] - base[0][n] for n in changing}
         models = [{**m, **{n: m[n] + change for n, change in changes.items()}} for m in base]
         models[0].update({n: tensors[n] for n in changing})
-        run = start.fork()
-        run.tensors = models[0]
-        run.advance(min(c.use.op for c in group.consumers))
-        here = replace(place, current=run)
-        work = Work(group=group, kept=kept, gathered=recipe.target.gather(here))
+        here = replace(place, current=_at_readers(start, models[0], group))
+        gathered = recipe.target.gather(here)
+        work = Work(group=small.group, kept=stay, gathered=gathered, changed=True, ridge=ridge)
         new, figures = _in_rounds(work, recipe.fit, recipe.target, here, models)
-        latest.append((switched_off(group, kept, new), figures))
+        latest.append((switched_off(small.group, stay, new), figures))
         return latest[-1][0][0]
 
-    aims = visit.gathered.aims
-    steps = refine(place, start, aims, start.tensors, layers, kept, solve, recipe.refine)
+    steps = refine(place, start, place.aims, start.tensors, layers, stay, solve, recipe.refine)
     if not latest:
         return None, steps
     models, figures = latest[-1]
-    tour.take_over(models)
+    tour.take_over([small.widened(*three) for three in zip(models, base, wide, strict=True)])
     return figures, steps
+
+
+def _at_readers(start: Run, tensors: Tensors, group: Group) -> Run:
+    """A run of a model with these tensors, just before the first layer that reads the group."""
+    run = start.fork()
+    run.tensors = tensors
+    run.advance(min(c.use.op for c in group.consumers))
+    return run
 
 
 def alone(

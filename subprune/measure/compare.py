@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
-from subprune.measure.language import Surprise, attended, next_tokens, tokens_of
+from subprune.measure.language import Surprise, attended, next_tokens, surprise, tokens_of
 
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
 NAN = float("nan")
-_CHUNK = 2**22  # numbers compared in float64 at a time
+_CHUNK = 2**18  # numbers compared in float64 at a time: they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,14 @@ class Tally:
         self.surprise = (Surprise(), Surprise())
         self.cosines, self.vectors = 0.0, 0
 
-    def add(self, before: Tensor, after: Tensor, batch: Batch) -> None:
-        """Add the outputs of one batch."""
+    def add(
+        self, before: Tensor, after: Tensor, batch: Batch, known: dict[str, Any] | None = None
+    ) -> None:
+        """Add the outputs of one batch.
+
+        known: what another tally of the same kind has found out about `before`, and the batch.
+        """
+        known = {} if known is None else known
         if self.reading is None:  # what a model does is stronger evidence than how it is built
             words = Reading(before.ndim - 1, "token")
             self.reading = words if self.causal else read(before, batch, self.program)
@@ -110,12 +116,16 @@ class Tally:
             self._add_vectors(before, after, batch)
         if self.reading.dim is None:
             return
-        one, other = self.reading.classes(before), self.reading.classes(after)
+        if "classes" not in known:
+            known["classes"] = self.reading.classes(before)
+        one, other = known["classes"], self.reading.classes(after)
         if labels is not None and not fitting(labels, before, self.reading.dim):
             labels = None
-        for surprise, logits in zip(self.surprise, (before, after), strict=True):
-            if wanted is not None:
-                surprise.add(logits, wanted)
+        if wanted is not None:
+            if "surprise" not in known:
+                known["surprise"] = surprise(before, wanted)
+            self.surprise[0].add(*known["surprise"])
+            self.surprise[1].add(*surprise(after, wanted))
         if where is not None:
             own = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
             own = own.expand(one.shape)

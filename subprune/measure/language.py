@@ -15,7 +15,7 @@ from subprune.program.program import flat_tensors
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
 
-__all__ = ["Surprise", "attended", "next_tokens", "token_count", "tokens_of"]
+__all__ = ["Surprise", "attended", "next_tokens", "surprise", "token_count", "tokens_of"]
 
 _WHOLE_NUMBERS = (torch.int64, torch.int32)
 
@@ -71,19 +71,32 @@ def next_tokens(batch: Batch, shape: tuple[int, ...]) -> Tensor:
     return labels.long()
 
 
+_AT_ONCE = 2**20  # logits
+
+
+def surprise(logits: Tensor, targets: Tensor) -> tuple[float, int]:
+    """−log of the probability of what came, summed over tokens, and how many there were.
+
+    logits: [N, T, V]; targets: [N, T], `IGNORED` where nothing counts.
+    """
+    rows = max(1, _AT_ONCE // logits.shape[-1])
+    total, wanted = 0.0, targets.to(logits.device).reshape(-1)
+    pieces = logits.reshape(-1, logits.shape[-1]).split(rows)
+    for piece, own in zip(pieces, wanted.split(rows), strict=True):
+        exact = piece if piece.dtype == torch.float64 else piece.float()
+        total += float(F.cross_entropy(exact, own, ignore_index=IGNORED, reduction="sum"))
+    return total, int((targets != IGNORED).sum())
+
+
 class Surprise:
-    """The negative logarithm of the probability of what came, summed over tokens."""
+    """The sum over batches."""
 
     def __init__(self) -> None:
         self.total, self.tokens = 0.0, 0
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """logits: [N, T, V]; targets: [N, T], `IGNORED` where nothing counts."""
-        for row, wanted in zip(logits, targets.to(logits.device), strict=True):
-            exact = row if row.dtype == torch.float64 else row.float()
-            loss = F.cross_entropy(exact, wanted, ignore_index=IGNORED, reduction="sum")
-            self.total += float(loss)
-        self.tokens += int((targets != IGNORED).sum())
+    def add(self, total: float, tokens: int) -> None:
+        """What `surprise` gave for one batch."""
+        self.total, self.tokens = self.total + total, self.tokens + tokens
 
     @property
     def perplexity(self) -> float:

@@ -165,7 +165,7 @@ def evaluate(
     causal = predicts_next(reference, batches[0], program, slack)
     if text is not None and not causal:
         raise DataError(
-            "the data is a text, one row of token numbers, and the model is no causal language "
+            "the data is a text, one row of token numbers, and the model is not a causal language "
             "model; give batches of inputs"
         )
     tally, top, seconds = Tally(program, causal), _Top(causal), 0.0
@@ -303,7 +303,7 @@ def _evaluation(compared: Comparison, top: _Top, with_dense: bool) -> dict[str, 
     elif compared.accuracy is None and compared.perplexity is None:
         raise DataError(
             "there is nothing to measure: the data has no labels that fit the outputs, and the "
-            "model is no causal language model; give labels, or a dense model to compare with"
+            "model is not a causal language model; give labels, or a dense model to compare with"
         )
     return figures
 

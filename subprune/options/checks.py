@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subprune.budget.explicit import share_of
 from subprune.budget.goal import amount
 from subprune.data.tokens import token_limit
 from subprune.errors import BudgetError, OptionError
@@ -15,10 +14,11 @@ from subprune.messages import Message, listed
 from subprune.statistics.residual import Residual
 
 if TYPE_CHECKING:
-    from subprune.options.table import Options
+    from subprune.options.options import Options
 
 __all__ = [
     "GOALS",
+    "LIMITS",
     "check_call",
     "check_contradictions",
     "check_drift",
@@ -28,7 +28,10 @@ __all__ = [
 ]
 
 GOALS = ("compression", "speedup", "params", "flops", "latency", "keep", "budgets")
-"""What is asked for; a call gives exactly one of them."""
+"""What may be asked for."""
+
+LIMITS = ("compression", "speedup", "params", "flops", "latency")
+"""Those that limit the whole model: several may be given, and all are met."""
 
 
 def _is_number(value: Any, kind: Any = int | float) -> bool:
@@ -37,11 +40,13 @@ def _is_number(value: Any, kind: Any = int | float) -> bool:
 
 def check_goal(options: Options) -> None:
     given = [name for name in GOALS if getattr(options, name) is not None]
-    if len(given) != 1:
+    if not given or (len(given) > 1 and not set(given) <= set(LIMITS)):
         raise OptionError(
             Message(
-                "give exactly one goal of {goals}; got {given}",
-                goals=listed(GOALS),
+                "give one goal, or several limits: {limits} can be combined, {others} stand alone; "
+                "got {given}",
+                limits=listed(LIMITS),
+                others=listed([name for name in GOALS if name not in LIMITS], " and "),
                 given=listed(given, " and ") if given else "none",
             )
         )
@@ -52,20 +57,10 @@ def check_goal(options: Options) -> None:
     for name in ("params", "flops", "latency"):
         if getattr(options, name) is not None:
             amount(name, getattr(options, name), 1)
-    if isinstance(options.keep, Mapping):
-        _check_shares(options.keep)
     if options.budgets is not None and not isinstance(options.budgets, Mapping):
         kind = type(options.budgets).__name__
         why = "{budgets:name} must be a dict such as {example}, got {got}"
         raise BudgetError(Message(why, example={"conv1": 3}, got=kind))
-
-
-def _check_shares(keep: Mapping[str, Any]) -> None:
-    if not keep or not all(isinstance(name, str) for name in keep):
-        why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
-        raise BudgetError(Message(why, example={"head": 0.75, "neuron": 0.5}, got=dict(keep)))
-    for share in keep.values():
-        share_of(share)
 
 
 def check_drift(options: Options) -> None:
@@ -101,6 +96,12 @@ def check_refine(options: Options) -> None:
 
 def check_contradictions(options: Options) -> None:
     """Options that would be ignored silently are refused."""
+    if options.streams and options.budgets is not None:
+        words = (
+            "{budgets=} names the groups that are cut, so {streams=} has no effect; omit it, and "
+            "name the streams there"
+        )
+        raise OptionError(Message(words, streams=True))
     if options.latency is not None and options.time_calls is False:
         raise OptionError(
             Message(
@@ -151,6 +152,9 @@ def check_numbers(options: Options) -> None:
     token_limit(options.n_samples)  # refuses what is neither inputs nor tokens
     if not (_is_number(options.multiple, int) and options.multiple >= 1):
         raise OptionError(must_be("round_to", "a positive integer", options.round_to))
+    threads = options.threads
+    if threads is not None and not (_is_number(threads, int) and 1 <= threads <= 1024):
+        raise OptionError(must_be("threads", "None or a whole number from 1 to 1024", threads))
     if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
         raise OptionError(must_be("seed", "an integer of 64 bits", options.seed))
 
@@ -160,5 +164,8 @@ def check_call(options: Options) -> None:
     if options.forward is not None and not callable(options.forward):
         allowed = "a function from an item of data to the model's arguments"
         raise OptionError(must_be("forward", allowed, options.forward))
+    if options.callback is not None and not callable(options.callback):
+        allowed = "a function of a subprune.plan.GroupPlan"
+        raise OptionError(must_be("callback", allowed, options.callback))
     if options.cache is not None and not isinstance(options.cache, str | Path):
         raise OptionError(must_be("cache", "a folder", options.cache))

@@ -1,59 +1,64 @@
 """All options of `prune`, `forecast` and `guarantees`: each is declared here, once.
 
-`Options` checks what can be checked without the model and the data: types, closed sets,
-contradictions. Goals, names of groups and amounts of data are checked where both are known.
+This table says what they are called, what they mean and how text says them. It is read by the
+command line before anything heavy is: neither PyTorch nor NumPy is imported for it. What the
+options ask for together is made of them in `subprune.options.options`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from torch import nn
-
-from subprune.budget.allocators import ALLOCATORS, DEFAULT, AllocatorName
-from subprune.budget.demand import Allocator
-from subprune.budget.goal import Goal, Part, Shares
-from subprune.errors import OptionError
-from subprune.fit.fit import Fit
-from subprune.fit.fits import FITS, FitName
-from subprune.keywords import Option, check_kind, must_be, option, options_of, same
-from subprune.loop.recipe import Recipe
-from subprune.messages import KEYWORDS, Message
-from subprune.methods import DEFAULT_FIT, find_method, tuned
-from subprune.options.checks import (
-    GOALS,
-    check_call,
-    check_contradictions,
-    check_drift,
-    check_goal,
-    check_numbers,
-    check_refine,
+from subprune.budget.goal import Part, Shares
+from subprune.keywords import Option, option, options_of, same, stand_in
+from subprune.messages import Message
+from subprune.options.names import (
+    AllocatorName,
+    BatchNorm,
+    FitName,
+    Patches,
+    SelectorName,
+    TargetName,
 )
 from subprune.options.texts import (
     as_amount,
     as_budgets,
     as_count,
+    as_list,
+    as_method,
     as_part,
     as_shares,
     as_views,
+    checked_shares,
     class_names,
+    method_name,
 )
-from subprune.progress import Step
-from subprune.select.input_change import Greedy
-from subprune.select.selector import Selector
-from subprune.select.selectors import SELECTORS, SelectorName
-from subprune.statistics.batchnorm import BatchNorm
-from subprune.statistics.residual import Residual
-from subprune.statistics.target import Patches, Target
-from subprune.statistics.targets import TARGETS, Asymmetric, TargetName
-from subprune.structure.choose import as_items
 
-__all__ = ["OPTIONS", "GuaranteeOptions", "Options"]
+if TYPE_CHECKING:
+    from subprune.budget.demand import Allocator
+    from subprune.fit.fit import Fit
+    from subprune.methods import Method
+    from subprune.plan import GroupPlan
+    from subprune.progress import Step
+    from subprune.select.selector import Answer, Selector, View
+    from subprune.statistics.target import Target
+else:  # in signatures, where the names of these classes are enough
+    Allocator = stand_in("subprune.budget.demand.Allocator")
+    Fit = stand_in("subprune.fit.fit.Fit")
+    Method = stand_in("subprune.methods.Method")
+    GroupPlan = stand_in("subprune.plan.GroupPlan")
+    Step = stand_in("subprune.progress.Step")
+    Answer = stand_in("subprune.select.selector.Answer")
+    Selector = stand_in("subprune.select.selector.Selector")
+    View = stand_in("subprune.select.selector.View")
+    Target = stand_in("subprune.statistics.target.Target")
 
-_GOAL = "Goal (exactly one)"
+__all__ = ["OPTIONS", "GuaranteeRows", "Rows"]
+
+_GOAL = "Goal (one of these, or several limits at once)"
 _MEASURE = "What the goal is measured on"
 _HOW = "How units are chosen and weights fitted"
 _WHERE = "Which groups"
@@ -62,7 +67,7 @@ _WORK = "The work itself"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Options:
+class Rows:
     """What one call asks for.
 
     A field is one option: its default, what it does, and how text says it. To add one, add a
@@ -94,14 +99,16 @@ class Options:
         metavar="AMOUNT",
         parse=as_amount,
     )
-    keep: Shares | None = option(
+    keep: Shares | str | None = option(
         None,
         "fraction of the units of every group; or of some, by kind (head, neuron, channel), name or "
-        "wildcard, of which the most specific counts, and what is not named stays whole",
+        "wildcard, of which the most specific counts, and what is not named stays whole, unless * "
+        "says how much of the rest is kept; 0.5 or 50%",
         panel=_GOAL,
         metavar="SHARE or NAME=SHARE",
         several=True,
         parse=as_shares,
+        take=checked_shares,
         show=lambda keep: dict(keep) if isinstance(keep, Mapping) else keep,
     )
     budgets: Mapping[str, int] | None = option(
@@ -129,37 +136,47 @@ class Options:
         "loads with from_pretrained",
         panel=_WHERE,
     )
+    streams: bool = option(
+        False,
+        "prune residual streams as well, which everything reads; by default only those that are "
+        "named themselves",
+        panel=_WHERE,
+    )
     # ---- how ----------------------------------------------------------------------------------
-    method: str = option(
+    method: str | Method | Callable[[View], Answer] = option(
         "auto",
-        "preset of the four choices below; `subprune methods` lists them",
+        "preset of the four choices below; `subprune methods` lists them; in Python also a function "
+        "that ranks the units of a group, as one given to subprune.method",
         panel=_HOW,
+        metavar="NAME",
+        take=as_method,
+        show=method_name,
     )
     target: TargetName | Target | None = option(
         None,
-        "what a layer should give, and from which inputs: layer, sequential or asymmetric; by "
+        f"what a layer should give, and from which inputs: {', '.join(get_args(TargetName))}; by "
         "default the method's own",
         panel=_HOW,
-        **as_part("target", Target, TARGETS),
+        **as_part("target"),
     )
     selector: SelectorName | Selector | None = option(
         None,
         "who chooses the units; by default the method's own",
         panel=_HOW,
-        **as_part("selector", Selector, SELECTORS),
+        **as_part("selector"),
     )
     fit: FitName | Fit | None = option(
         None,
-        f"what the remaining weights become: {', '.join(FITS)}; by default the method's own",
+        f"what the remaining weights become: {', '.join(get_args(FitName))}; by default the method's own",
         panel=_HOW,
-        **as_part("fit", Fit, FITS),
+        **as_part("fit"),
     )
     allocate: AllocatorName | Allocator | None = option(
         None,
-        f"how the goal is divided among the groups: {', '.join(ALLOCATORS)}; by default the "
+        f"how the goal is divided among the groups: {', '.join(get_args(AllocatorName))}; by default the "
         "method's own, or balanced",
         panel=_HOW,
-        **as_part("allocate", Allocator, ALLOCATORS),
+        **as_part("allocate"),
     )
     ridge: float | None = option(
         None,
@@ -244,7 +261,7 @@ class Options:
         metavar="NAME",
         several=True,
         parse=list,
-        take=as_items,  # a generator is read once
+        take=as_list,  # a generator is read once
         show=class_names,
     )
     ignore: Any = option(
@@ -254,7 +271,7 @@ class Options:
         metavar="NAME",
         several=True,
         parse=list,
-        take=as_items,
+        take=as_list,
         show=class_names,
     )
     # ---- inputs -------------------------------------------------------------------------------
@@ -289,6 +306,13 @@ class Options:
     )
     seed: int = option(0, "of everything random", panel=_DATA)
     # ---- the work itself ----------------------------------------------------------------------
+    threads: int | None = option(
+        None,
+        "how many cores are used; by default as many as PyTorch would use, but no more than the "
+        "process may run on and its container is granted",
+        panel=_WORK,
+        planned=False,  # changes the result by rounding, if at all
+    )
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "
@@ -306,137 +330,24 @@ class Options:
         variable=True,
     )
 
-    def __post_init__(self) -> None:
-        check_goal(self)
-        if not isinstance(self.method, str):
-            names = "a name that `subprune methods` lists"
-            raise OptionError(must_be("method", names, self.method))
-        find_method(self.method)
-        for o in OPTIONS.values():
-            check_kind(o, getattr(self, o.name))
-            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
-        check_drift(self)
-        _ = self.recipe  # refuses knobs that its parts lack, and values they do not take
-        check_refine(self)
-        check_contradictions(self)
-        check_numbers(self)
-        check_call(self)
-
-    @property
-    def recipe(self) -> Recipe:
-        """The method's parts, those given in their place, and the knobs turned that were given."""
-        row = find_method(self.method)
-        target = self.target if isinstance(self.target, Target) else row.target
-        selector = self.selector if isinstance(self.selector, Selector) else row.selector
-        fit = self.fit if isinstance(self.fit, Fit) else row.fit
-        patches = None if self.patches == "all" else self.patches
-        able = target.sees_pruned and fit.needs_statistics
-        refit = row.drift and able if self.drift is None else self.drift
-        fit = fit if self.batchnorm == "keep" else fit.without_norms()
-        return Recipe(
-            tuned(target, patches=patches),
-            tuned(selector, epsilon=self.epsilon),
-            tuned(fit, ridge=self.ridge, folds=_folds(self, fit)),
-            drift=_drift_target(target) if refit else None,
-            refine=self.refine,
-            name=row.name,
-            named=selector is row.selector,
-        )
-
-    @property
-    def allocator(self) -> Allocator:
-        """Who divides the goal among the groups."""
-        if isinstance(self.allocate, Allocator):
-            return self.allocate
-        return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
-
-    @property
-    def goal(self) -> Goal:
-        """What is asked for."""
-        return Goal(**{name: getattr(self, name) for name in GOALS}, of=self.of)
-
-    @property
-    def unbounded(self) -> str:
-        """Why the bounds of `subprune.guarantees` do not speak of the result; empty if they do."""
-        proven = (
-            "bounds are proven for plain greedy selection with weights fitted by least squares and "
-            "BatchNorm as it is; here "
-        )
-        if self.recipe.target.unbounded:
-            why = f"{proven}{self.recipe.unbounded}; ask for {{method=}} to have them"
-            return Message(why, method="asym-in-change")
-        if self.recipe.unbounded:
-            return proven + self.recipe.unbounded
-        if self.batchnorm == "keep":
-            return ""
-        why = f"{proven}BatchNorm statistics are re-estimated ({{batchnorm=}})"
-        return Message(why, batchnorm=self.batchnorm)
-
-    @property
-    def multiple(self) -> int:
-        """What numbers of units are multiples of; odd widths eat the time that fewer units save."""
-        if self.round_to is not None:
-            return self.round_to
-        return 8 if self.latency is not None else 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the plan; the allocator and the multiple are those used."""
-        plain = {o.name: o.plain(getattr(self, o.name)) for o in OPTIONS.values() if o.planned}
-        used = OPTIONS["allocate"].plain(self.allocator)
-        return {**plain, "allocate": used, "round_to": self.multiple}
-
-    def call(self, model: nn.Module) -> str:
-        """Python that asks for the same again: the options that differ from their defaults."""
-        names = {id(module): name for name, module in model.named_modules()}
-        words = ["model", "data"]
-        for o in OPTIONS.values():
-            value = getattr(self, o.name)
-            if o.repeated and o.differs(value):
-                source = o.name if o.variable else _source(value, names)
-                words.append(f"{KEYWORDS.bare(o.name)}{source}")
-        return f"subprune.prune({', '.join(words)})"
+    callback: Callable[[GroupPlan], Any] | None = option(
+        None,
+        "function that is told what was decided, group after group; an error that it raises stops "
+        "the work, and the model given is as it was",
+        panel=_WORK,
+        flag=False,
+        planned=False,
+        repeated=False,
+        variable=True,
+    )
 
 
-_REFINED_FOLDS = 8
-
-
-OPTIONS: Mapping[str, Option] = options_of(Options)
+OPTIONS: Mapping[str, Option] = options_of(Rows)
 """The table of options, by name, in the order of the signature."""
 
 
-def _source(value: Any, modules: Mapping[int, str]) -> str:
-    """Python source of a value; modules by their names in the model."""
-    if isinstance(value, nn.Module):
-        return repr(modules.get(id(value), type(value).__name__))
-    if isinstance(value, Target | Selector | Fit | Allocator):
-        shown = OPTIONS["allocate" if isinstance(value, Allocator) else value.role].plain(value)
-        return repr(shown) if shown == value.name else str(shown)
-    if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    if isinstance(value, tuple):
-        return f"[{', '.join(_source(x, modules) for x in value)}]"
-    if isinstance(value, Mapping):
-        return repr(dict(value))
-    return repr(str(value) if isinstance(value, Path) else value)
-
-
-def _folds(options: Options, fit: Fit) -> int | None:
-    """Parts of the inputs; more where one of them is left out of every step of refining."""
-    if options.folds is not None or not options.refine or not fit.needs_statistics:
-        return options.folds
-    return _REFINED_FOLDS
-
-
-def _drift_target(target: Target) -> Target:
-    """What layers that lose no input should give, where those that do aim at this.
-
-    Something of the dense model: what they give in the pruned one, they give already.
-    """
-    return replace(target, patches="all") if isinstance(target, Residual) else Asymmetric()
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class GuaranteeOptions:
+class GuaranteeRows:
     """What `subprune.guarantees` is to prove, and for which selection."""
 
     target: TargetName = option(
@@ -447,42 +358,20 @@ class GuaranteeOptions:
     keep: float | Sequence[float] = option(
         (0.25, 0.5, 0.75), "shares of the units of every group for which bounds are given"
     )
-    budgets: Mapping[str, int] | None = same(Options, "budgets")
-    only: Any = same(Options, "only")
-    ignore: Any = same(Options, "ignore")
-    patches: Patches = same(Options, "patches")
-    fit: FitName | Fit | None = same(Options, "fit")
-    ridge: float | None = same(Options, "ridge")
-    folds: int | None = same(Options, "folds")
-    drift: bool | None = same(Options, "drift")
-    n_samples: int | str | None = same(Options, "n_samples")
-    forward: Callable[[Any], Any] | None = same(Options, "forward")
-    seed: int = same(Options, "seed")
+    budgets: Mapping[str, int] | None = same(Rows, "budgets")
+    only: Any = same(Rows, "only")
+    ignore: Any = same(Rows, "ignore")
+    patches: Patches = same(Rows, "patches")
+    fit: FitName | Fit | None = same(Rows, "fit")
+    ridge: float | None = same(Rows, "ridge")
+    folds: int | None = same(Rows, "folds")
+    drift: bool | None = same(Rows, "drift")
+    n_samples: int | str | None = same(Rows, "n_samples")
+    forward: Callable[[Any], Any] | None = same(Rows, "forward")
+    seed: int = same(Rows, "seed")
     double: bool = option(
         True,
         "compute in float64, on a copy; otherwise in the model's own precision, with wider margins "
         "for rounding",
     )
-    progress: bool | Callable[[Step], None] | None = same(Options, "progress")
-
-    def __post_init__(self) -> None:
-        for o in options_of(GuaranteeOptions).values():
-            check_kind(o, getattr(self, o.name))
-            object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
-        _ = self.recipe  # refuses values that its parts do not take
-        if self.target != "layer" and self.budgets is None and len(self.shares) != 1:
-            why = "{target=} prunes on the way: give one share, as in {keep=}, or {budgets=}"
-            raise OptionError(Message(why, target=self.target, keep=0.5))
-
-    @property
-    def recipe(self) -> Recipe:
-        """Plain greedy on the target; folds also say where random patches are taken."""
-        given = self.fit if isinstance(self.fit, Fit) else FITS[DEFAULT_FIT]
-        fit = tuned(given, ridge=self.ridge, folds=self.folds)
-        target = tuned(TARGETS[self.target], patches=self.patches)
-        return Recipe(target, Greedy(), fit, drift=_drift_target(target) if self.drift else None)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """The shares of units to look at."""
-        return (self.keep,) if isinstance(self.keep, int | float) else tuple(self.keep)
+    progress: bool | Callable[[Step], None] | None = same(Rows, "progress")

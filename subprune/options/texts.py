@@ -1,4 +1,8 @@
-"""Values of options from text and shortcuts, and back to plain data."""
+"""Values of options from text and shortcuts, and back to plain data.
+
+The command line reads text before anything heavy is imported: what needs a table of parts, or a
+module of PyTorch, imports it when it is called.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,22 @@ from typing import Any
 
 from subprune.budget.explicit import share_of
 from subprune.budget.goal import Shares
-from subprune.data.views import VIEWS
-from subprune.errors import OptionError, closest
+from subprune.errors import BudgetError, OptionError, closest
 from subprune.messages import Message
-from subprune.structure.choose import as_items
 
-__all__ = ["as_amount", "as_budgets", "as_count", "as_part", "as_shares", "as_views", "class_names"]
+__all__ = [
+    "as_amount",
+    "as_budgets",
+    "as_count",
+    "as_list",
+    "as_method",
+    "as_part",
+    "as_shares",
+    "as_views",
+    "checked_shares",
+    "class_names",
+    "method_name",
+]
 
 
 def as_amount(text: str) -> str | float:
@@ -37,7 +51,9 @@ def as_budgets(texts: list[str]) -> dict[str, int]:
 
 def as_views(given: Any) -> tuple[str, ...] | None:
     """Names of views, one or several."""
-    names = as_items(given)
+    from subprune.data.views import VIEWS
+
+    names = as_list(given)
     for name in names:
         if name not in VIEWS:
             words = "{augment=}: {hint}allowed are {allowed}"
@@ -55,22 +71,57 @@ def as_count(text: str) -> int | str:
 
 
 def as_shares(texts: list[str]) -> Shares | None:
-    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict."""
+    """``["0.5"]`` as 0.5, ``["head=0.75", "fc=50%"]`` as a dict; a bare share among others is that
+    of everything that is not named.
+    """
     if len(texts) == 1 and "=" not in texts[0]:
-        return _share(texts[0])
+        return share_of(as_amount(texts[0]))
     shares: dict[str, str | float] = {}
     for text in texts:
         name, equals, share = text.rpartition("=")
-        if not equals or not name:
-            why = "{keep:name} {got!r} must be one fraction, or NAME=FRACTION, e.g. head=0.75"
+        if (equals and not name) or (name or _REST) in shares:
+            why = (
+                "{keep:name} {got!r} must look like NAME=FRACTION, e.g. head=0.75, or be the one "
+                "fraction of everything that is not named"
+            )
             raise OptionError(Message(why, got=text))
-        shares[name] = as_amount(share)
+        shares[name or _REST] = as_amount(share)
     return shares
 
 
-def _share(text: str) -> float:
-    """``0.5`` or ``50%``; anything else is refused."""
-    return share_of(as_amount(text))
+_REST = "*"  # what is not named otherwise
+
+
+def checked_shares(keep: Any) -> Shares:
+    """A fraction, ``"50%"``, or a dict of these by name, each of them checked."""
+    if not isinstance(keep, Mapping):
+        return share_of(keep)
+    if not keep or not all(isinstance(name, str) for name in keep):
+        why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
+        raise BudgetError(Message(why, example={"head": 0.75, "*": "50%"}, got=dict(keep)))
+    for share in keep.values():
+        share_of(share)
+    return dict(keep)
+
+
+def as_list(given: Any) -> tuple[Any, ...]:
+    """One item, or several, in a fixed order."""
+    from subprune.structure.choose import as_items
+
+    return as_items(given)
+
+
+def as_method(given: Any) -> Any:
+    """The name of a method, one itself, or a ranking function as a method of its own name."""
+    from subprune.methods import of_function
+
+    ranks = callable(given) and not isinstance(given, type)
+    return of_function(given) if ranks else given
+
+
+def method_name(given: Any) -> str:
+    """The name of a method, however it was given."""
+    return str(getattr(given, "name", given))
 
 
 def class_names(items: Iterable[Any]) -> list[str]:
@@ -78,10 +129,11 @@ def class_names(items: Iterable[Any]) -> list[str]:
     return [x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in items]
 
 
-def as_part(option_name: str, kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
+def as_part(option_name: str) -> dict[str, Any]:
     """How a part of a method is given: the name of one, or one itself."""
 
     def taken(value: Any) -> Any:
+        kind, table = _part_table(option_name)
         if isinstance(value, kind):
             return value
         if isinstance(value, str) and value in table:
@@ -91,6 +143,27 @@ def as_part(option_name: str, kind: type, table: Mapping[str, Any]) -> dict[str,
         raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
 
     def shown(value: Any) -> str:
+        table = _part_table(option_name)[1]
         return str(value.name) if table.get(value.name) == value else repr(value)
 
     return {"metavar": "NAME", "parse": str, "take": taken, "show": shown}
+
+
+def _part_table(option_name: str) -> tuple[type, Mapping[str, Any]]:
+    """The class of a part, and the table of those that have names."""
+    from subprune.budget.allocators import ALLOCATORS
+    from subprune.budget.demand import Allocator
+    from subprune.fit.fit import Fit
+    from subprune.fit.fits import FITS
+    from subprune.select.selector import Selector
+    from subprune.select.selectors import SELECTORS
+    from subprune.statistics.target import Target
+    from subprune.statistics.targets import TARGETS
+
+    tables: dict[str, tuple[type, Mapping[str, Any]]] = {
+        "target": (Target, TARGETS),
+        "selector": (Selector, SELECTORS),
+        "fit": (Fit, FITS),
+        "allocate": (Allocator, ALLOCATORS),
+    }
+    return tables[option_name]

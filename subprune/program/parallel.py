@@ -92,12 +92,12 @@ def settled() -> Iterator[None]:
         raise
 
 
-def later(function: Callable[[], Outcome]) -> Future[Outcome]:
+def later(function: Callable[[], Outcome], worthwhile: bool = True) -> Future[Outcome]:
     """Begin a piece of work and go on; its `result()` waits for it.
 
-    On one core it is done at once.
+    On one core, or where that is not worthwhile, it is done at once.
     """
-    if _workers() > 1:
+    if worthwhile and _workers() > 1:
         return _submit(function)
     done: Future[Outcome] = Future()
     try:

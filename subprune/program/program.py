@@ -227,6 +227,11 @@ class Program:
         return env
 
     @cached_property
+    def overwrites(self) -> bool:
+        """Whether an operation writes into its inputs: these must stay where they are."""
+        return any(op.mutates for op in self.ops)
+
+    @cached_property
     def chains(self) -> dict[int, Chain]:
         """Operations that can run as one."""
         return chains(self)

@@ -32,7 +32,7 @@ from subprune.program.process import LOG, WHOLE
 from subprune.program.program import Inputs, Op, Program, Ref, Value, flat_tensors
 from subprune.program.recurrent import recurrent_flops
 
-__all__ = ["as_inputs", "not_taken", "plain", "record", "record_given"]
+__all__ = ["MODULES", "as_inputs", "not_taken", "plain", "record", "record_given"]
 
 # Recorded as one operation each, although they may decompose differently from run to run.
 _PACKETS = {"grouped_mm": "_grouped_mm"}  # operations of another name than their function
@@ -142,11 +142,16 @@ class _Recorder(TorchDispatchMode):
         return call
 
 
+MODULES: dict[type[nn.Module], Any] = {}
+"""Classes whose instances are recorded as one operation, with the rule for its dimensions."""
+
+
 class _Opaque:
-    """A whole module as one operation."""
+    """A whole module as one operation; `rule` says what becomes of dimensions, if anything does."""
 
     def __init__(self, module: nn.Module, name: str, reason: str) -> None:
         self.module, self.name, self.reason = module, name, reason
+        self.rule = None if reason else _rule_of(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with borrowed(self.module):
@@ -154,6 +159,11 @@ class _Opaque:
 
     def __str__(self) -> str:
         return f"subprune.opaque({self.name})"
+
+
+def _rule_of(module: nn.Module) -> Any | None:
+    """The rule that was registered for the class of a module, or for one that it comes from."""
+    return next((MODULES[kind] for kind in type(module).__mro__ if kind in MODULES), None)
 
 
 def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
@@ -168,6 +178,9 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
         for name, module in model.named_modules()
         if isinstance(module, nn.RNNBase | nn.RNNCellBase)
     }
+    opaque |= {
+        name: "" for name, module in model.named_modules() if name and _rule_of(module) is not None
+    }
     # Every failure names one more module to run as a whole, until the rest can be recorded.
     real = False
     while True:
@@ -176,13 +189,14 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
         except _UNKNOWN as error:
             place = getattr(error, "subprune_module", "")
             reason = f"its forward depends on the values of the data ({_first_line(error)})"
-            if not place or place in opaque:
+            if not place or (place in opaque and (real or opaque[place])):
                 raise StructureError(
                     f"{type(model).__name__}.forward cannot be recorded: {reason}. Move "
                     "the data-dependent branch into a submodule of its own; everything "
                     "else then stays prunable."
                 ) from error
-            opaque[place], real = reason, True
+            opaque.setdefault(place, reason)  # one with a rule needs values, and keeps its rule
+            real = True
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from subprune.files import write_atomic
 from subprune.measure.compare import Comparison
 from subprune.plan import Plan
 from subprune.report.decode import decode
+from subprune.structure.formula import Formula
 
 __all__ = ["Exported", "GuaranteeLine", "LayerWidth", "Report"]
 
@@ -95,6 +96,9 @@ class Report:
     parts: dict[str, float] = field(default_factory=dict)
     model: str = ""  # class of the model
     layers: tuple[LayerWidth, ...] = ()
+    # parameters and FLOPs per input that each group takes off; they add up to what all do
+    savings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    costs: Formula | None = None  # what other widths of these groups would cost
     guarantees: tuple[GuaranteeLine, ...] = ()
     exports: tuple[Exported, ...] = ()  # files made with `subprune.export`
     command: str = ""  # what reproduces it

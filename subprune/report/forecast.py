@@ -6,12 +6,10 @@ import html
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-from rich.table import Table
-
 from subprune.budget.latency import by_latency
 from subprune.errors import BudgetError
-from subprune.report.terminal import as_text
+from subprune.measure.tables import WIDTH, text_table
+from subprune.report.terminal import remarks_text
 
 if TYPE_CHECKING:
     from subprune.budget.demand import Demand
@@ -63,31 +61,28 @@ class Forecast:
             f"({p / max(1, q):.2f}×), {f / max(1, h):.2f}× fewer FLOPs per input ({h:,} of {f:,})"
         )
 
-    def table(self) -> Table:
+    def table(self, width: int = WIDTH) -> str:
         """Group by group."""
-        table = Table("group", "kind", title=escape(self.summary()), title_justify="left")
-        for name in ("units", "keep", "remove"):
-            table.add_column(name, justify="right")
-        for g in self.groups:
-            table.add_row(escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep))
-        return table
+        header = ("group", "kind", "units", "keep", "remove")
+        rows = [
+            (g.name, g.kind, f"{g.units:,}", f"{g.keep:,}", f"{g.units - g.keep:,}")
+            for g in self.groups
+        ]
+        return text_table(header, rows, right=header[2:], title=self.summary(), width=width)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {**asdict(self), "feasible": self.feasible}
 
     def __str__(self) -> str:
-        parts: list[Any] = [self.table()]
-        parts += [f"{escape(self.problem)}"] if self.problem else []
-        parts += [
-            f"not pruned: {escape(name)}: {escape(why)}" for name, why in self.refused.items()
-        ]
-        return as_text(parts)
+        lines = [self.problem] if self.problem else []
+        lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
+        return f"{self.table()}\n\n{remarks_text(lines)}\n" if lines else f"{self.table()}\n"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from subprune.report.html import html_table
+        from subprune.report.markup import html_table
 
         rows = [
             [html.escape(g.name), g.kind, str(g.units), str(g.keep), str(g.units - g.keep)]

@@ -12,6 +12,7 @@ from torch import nn
 from subprune.cutting.check import Check, check_code
 from subprune.data.batches import examples
 from subprune.errors import closest
+from subprune.measure.tables import WIDTH, text_table
 from subprune.messages import Message
 from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
@@ -108,7 +109,12 @@ class Inspection:
         return notes + [(name, "is not used in the forward run") for name in self.unused]
 
     def __str__(self) -> str:
-        lines = [self._summary, "", *_table([_HEADER, *(r.cells() for r in self.rows)])]
+        return self.text()
+
+    def text(self, width: int = WIDTH) -> str:
+        """The table, and below it what cannot be pruned and why, in lines of so many characters."""
+        rows = [r.cells() for r in self.rows]
+        lines = [text_table(_HEADER, rows, right=_HEADER[2:5], title=self._summary, width=width)]
         notes = self._notes()
         if notes:
             lines += ["", "not prunable", *(f"  {name}: {why}" for name, why in notes)]
@@ -211,16 +217,3 @@ def _range(ends: tuple[int, int]) -> str:
 def _few(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most]) or "–"
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of equal width, numbers to the right; the last column as it is."""
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
-    lines = []
-    for row in rows:
-        cells = [
-            c.rjust(w) if i in (2, 3, 4) else c.ljust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=False))
-        ]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
-    return [lines[0], "-" * len(lines[0]), *lines[1:]]

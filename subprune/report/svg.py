@@ -1,130 +1,150 @@
-"""Drawings of a report: the network with its widths, and the error curve of a group."""
+"""Drawings of a report: error curves on one scale, and the widths of all layers.
+
+Lines are drawn in a box that is stretched to the place there is; labels and dots are HTML beside
+it, so that letters keep their size on every screen.
+"""
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from subprune.report.markup import e
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
     from subprune.report.figures import LayerWidth
 
-__all__ = ["curve", "network"]
+__all__ = ["Point", "curve", "frame", "overlay", "samples", "skyline"]
 
-_ROW, _BAR, _WIDE, _LEFT = 34, 14, 340, 10
-_FRAME = (34.0, 252.0, 10.0, 116.0)  # left, right, top, bottom of a curve's plot
-_MOST_POINTS = 160
+Point = tuple[float, float]  # shares of the box's width and height, from its lower left corner
 
-
-def network(layers: Sequence[LayerWidth]) -> str:
-    """Layers from top to bottom: each a bar as wide as the layer was, the kept part filled."""
-    widest = max((x.before for x in layers), default=1)
-    height = _ROW * len(layers) + 4
-    parts, previous = [], None
-    for i, layer in enumerate(layers):
-        top = i * _ROW + 16
-        full, now = (_share(n, widest) * _WIDE for n in (layer.before, layer.after))
-        if previous is not None:
-            parts.append(_flow(previous, (top, now)))
-        parts.append(_bar("before", top, full))
-        parts.append(_bar("after", top, now))
-        name = html.escape(_short(layer.name, 34))
-        change = (
-            f"{layer.before} → {layer.after}" if layer.after != layer.before else f"{layer.before}"
-        )
-        parts.append(f'<text class="name" x="{_LEFT}" y="{top - 3}">{name}</text>')
-        parts.append(f'<text x="{_LEFT + _WIDE}" y="{top - 3}" text-anchor="end">{change}</text>')
-        title = html.escape(f"{layer.name} ({layer.kind}): {layer.before} → {layer.after}")
-        parts.append(
-            f'<rect x="0" y="{top - 14}" width="360" height="{_ROW}" opacity="0">'
-            f"<title>{title}</title></rect>"
-        )
-        previous = (top + _BAR, now)
-    label = "the network from input to output, widths before and after"
-    return f'<svg viewBox="0 0 360 {height}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+_MOST_POINTS = 72
+_LEAST = 1e-4  # errors below it lie on the floor of the plot
+_NAMED = 9  # so many columns have room for a name
+_FAR = 4  # a layer that stays whole and is so many times wider than all that are cut is not drawn
 
 
-def _share(n: int, widest: int) -> float:
-    """Widths spread over orders of magnitude: the square root keeps narrow layers visible."""
-    return math.sqrt(n / widest) if widest else 0.0
+def samples(group: GroupPlan) -> list[tuple[int, float]]:
+    """Points of a group's error curve, the chosen one among them: numbers of units and errors."""
+    known = [(k, x) for k, x in enumerate(group.errors) if math.isfinite(x)]
+    step = max(1, math.ceil(len(known) / _MOST_POINTS))
+    last, chosen = len(known) - 1, len(group.kept)
+    return [p for i, p in enumerate(known) if i % step == 0 or i == last or p[0] == chosen]
 
 
-def _bar(kind: str, top: float, width: float) -> str:
-    x = _LEFT + (_WIDE - width) / 2
+def height(error: float, least: float = _LEAST) -> float:
+    """Where an error lies on the common scale: 0 is its floor, 1 is 100%."""
+    return 1 - math.log10(min(1.0, max(error, least))) / math.log10(least)
+
+
+def frame(body: str, label: str, left: str, right: str, kind: str = "", data: str = "") -> str:
+    """A plot with the common scale of errors; `body` is SVG in a box of 1000 × 1000, or dots."""
+    powers = range(0, round(math.log10(_LEAST)) - 1, -1)
+    places = [(100 * (1 - height(10.0**p)), _percent(p)) for p in powers]
+    ticks = "".join(f'<span style="top:{y:.4g}%">{text}</span>' for y, text in places)
+    lines = "".join(f'<path class="axis" d="M0,{10 * y:.4g}H1000"/>' for y, _ in places)
+    drawn, _, dots = body.partition("<!--dots-->")
     return (
-        f'<rect class="{kind}" x="{x:.1f}" y="{top}" width="{max(width, 1):.1f}" '
-        f'height="{_BAR}" rx="3"/>'
+        f'<div class="plot {kind}" {data}><div class="ticks" aria-hidden="true">{ticks}</div>'
+        f'<div class="box"><svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" '
+        f'aria-label="{e(label)}">{lines}{drawn}</svg>{dots}</div>'
+        f'<div class="ends"><span>{e(left)}</span><span>{e(right)}</span></div></div>'
     )
 
 
-def _flow(above: tuple[float, float], below: tuple[float, float]) -> str:
-    """The kept width of one layer running into the next."""
-    middle = _LEFT + _WIDE / 2
-    (y, w), (z, v) = above, below
-    points = (
-        f"{middle - w / 2:.1f},{y} {middle + w / 2:.1f},{y} {middle + v / 2:.1f},{z} "
-        f"{middle - v / 2:.1f},{z}"
-    )
-    return f'<polygon class="flow" points="{points}"/>'
+def line(points: Sequence[Point], kind: str = "path", data: str = "") -> str:
+    """A line through points."""
+    path = " ".join(f"{1000 * x:.0f},{1000 * (1 - y):.0f}" for x, y in points)
+    return f'<polyline class="{kind}" points="{path}" {data}/>'
 
 
-def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else "…" + name[-(most - 1) :]
+def dot(point: Point, kind: str = "dot", data: str = "") -> str:
+    """A dot of a fixed size."""
+    x, y = point
+    return f'<i class="{kind}" style="left:{100 * x:.2f}%;top:{100 * (1 - y):.2f}%" {data}></i>'
 
 
-def curve(group: GroupPlan) -> str:
-    """The error left for every number of units, on a logarithmic scale, with the chosen number
-    marked.
+def curve(group: GroupPlan, number: int) -> str:
+    """The error left for every share of units kept, with the chosen one marked; empty if there is
+    no curve.
     """
-    x0, x1, y0, y1 = _FRAME
-    errors = [(k, e) for k, e in enumerate(group.errors) if math.isfinite(e)]
-    if len(errors) < 2 or group.units < 1:
+    known = samples(group)
+    if len(known) < 2 or group.units < 1:
         return ""
-    least = 10.0 ** math.floor(
-        math.log10(max(1e-6, min((e for _, e in errors if e > 0), default=1e-3)))
+    chosen = chosen_point(group)
+    mark = f'<path class="chosen" d="M{1000 * chosen[0]:.0f},0V1000"/>'
+    body = f"{line(_points(group))}{mark}<!--dots-->{dot(chosen)}{dot((0, 0), 'probe')}"
+    return frame(
+        body,
+        f"error curve of {group.name}",
+        "0",
+        f"{group.units}",
+        "small",
+        f'data-curve="{number}"',
     )
-    least = min(least, 0.1)
-    step = max(1, len(errors) // _MOST_POINTS)
-    shown = [p for i, p in enumerate(errors) if i % step == 0 or i == len(errors) - 1]
 
-    def place(k: int, e: float) -> tuple[float, float]:
-        height = math.log10(min(1.0, max(e, least))) / math.log10(least)
-        return x0 + k / group.units * (x1 - x0), y0 + height * (y1 - y0)
 
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(k, e) for k, e in shown))
+def overlay(groups: Sequence[tuple[int, GroupPlan]]) -> str:
+    """The curves of all groups in one plot, by the share of units kept."""
+    shown = [(i, g) for i, g in groups if len(samples(g)) > 1]
+    lines = "".join(line(_points(g), data=f'data-line="{i}"') for i, g in shown)
+    dots = "".join(dot(chosen_point(g), data=f'data-dot="{i}"') for i, g in shown)
+    words = f"error curves of {len(shown)} groups over the share of units kept"
+    return frame(
+        f"{lines}<!--dots-->{dots}", words, "no units kept", "all kept", "all", 'data-all="1"'
+    )
+
+
+def chosen_point(group: GroupPlan) -> Point:
+    """The place of the chosen number of units on the group's curve."""
     k = len(group.kept)
-    at = place(k, group.errors[k] if k < len(group.errors) else least)
-    parts = [f'<path class="axis" d="M{x0},{y0}V{y1}H{x1}"/>']
-    for power in range(0, round(math.log10(least)) - 1, -1 if least >= 1e-3 else -2):
-        y = place(0, 10.0**power)[1]
-        parts.append(
-            f'<text x="{x0 - 4}" y="{y + 4:.1f}" text-anchor="end">{_percent(power)}</text>'
-        )
-        parts.append(f'<path class="axis" d="M{x0},{y:.1f}H{x1}" opacity=".5"/>')
-    parts.append(f'<polyline class="path" points="{line}"/>')
-    parts.append(f'<line class="chosen" x1="{at[0]:.1f}" x2="{at[0]:.1f}" y1="{y0}" y2="{y1}"/>')
-    parts.append(
-        f'<circle class="dot" cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="4"/>'
-        '<circle class="probe" r="4"/>'
-    )
-    parts += [
-        f'<text x="{x0}" y="130">0</text>',
-        f'<text x="{x1}" y="130" text-anchor="end">{group.units}</text>',
-    ]
-    data = html.escape(
-        json.dumps([[k, float(f"{e:.3g}")] for k, e in shown], separators=(",", ":"))
-    )
-    frame = f"{x0},{x1},{y0},{y1},{least}"
-    return (
-        '<svg viewBox="0 0 260 134" role="img" '
-        f'aria-label="error curve of {html.escape(group.name)}" '
-        f'data-errors="{data}" data-units="{group.units}" data-frame="{frame}">'
-        f"{''.join(parts)}</svg>"
-    )
+    error = group.errors[k] if k < len(group.errors) else 0.0
+    return k / max(1, group.units), height(error if math.isfinite(error) else 1.0)
+
+
+def _points(group: GroupPlan) -> list[Point]:
+    return [(k / group.units, height(x)) for k, x in samples(group)]
 
 
 def _percent(power: int) -> str:
-    return {0: "100%", -1: "10%", -2: "1%", -3: ".1%", -4: ".01%"}.get(power, f"1e{power}")
+    return f"{100 * 10.0**power:g}%"
+
+
+def skyline(layers: Sequence[LayerWidth]) -> str:
+    """Layers from left to right, each a column as high as the layer was wide, the kept part filled.
+
+    The scale is linear; a layer that stays whole and would flatten all others is named instead.
+    """
+    cut = [x.before for x in layers if x.after != x.before]
+    most = _FAR * max(cut, default=max((x.before for x in layers), default=1))
+    drawn = [x for x in layers if x.before <= most or x.after != x.before]
+    widest = max((x.before for x in drawn), default=1)
+    named = len(drawn) <= _NAMED
+    columns = "".join(_column(x, widest, named) for x in drawn)
+    far = dict.fromkeys(f"{x.name} ({x.before:,})" for x in layers if x not in drawn)
+    note = f"Whole and too wide to be drawn here: {', '.join(far)}." if far else ""
+    hint = "" if named else 'data-hint="1"'  # filled by the script
+    said = f'<p class="soft said" {hint}>{e(note)}</p>' if note or hint else ""
+    return (
+        f'<div class="skyline{" named" if named else ""}" role="img" '
+        f'aria-label="widths of {len(drawn)} layers before and after, at most {widest:,}">'
+        f'<div class="ticks" aria-hidden="true"><span style="top:0">{widest:,}</span>'
+        f'<span style="top:50%">{widest / 2:,.0f}</span><span style="top:100%">0</span></div>'
+        f'<div class="columns">{columns}</div></div>{said}'
+    )
+
+
+def _column(layer: LayerWidth, widest: int, named: bool) -> str:
+    full, now = (100 * n / widest for n in (layer.before, layer.after))
+    change = f"{layer.before:,}"
+    if layer.after != layer.before:
+        change += f" → {layer.after:,}"
+    words = e(f"{layer.name} ({layer.kind}): {change}")
+    name = f"<small>{e(layer.name)}<br>{e(change)}</small>" if named else ""
+    return (
+        f'<div class="column" title="{words}"><div class="shaft">'
+        f'<i class="before" style="height:{full:.3g}%"></i>'
+        f'<i class="after" style="height:{now:.3g}%"></i></div>{name}</div>'
+    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from subprune.measure.tables import WIDTH, text_table
 from subprune.report.brought import courses
 
 if TYPE_CHECKING:
@@ -19,13 +16,13 @@ if TYPE_CHECKING:
     from subprune.report.figures import Report
 
 __all__ = [
-    "as_text",
     "comparisons",
     "error_left",
     "faster",
     "measured",
     "milliseconds",
     "percent",
+    "remarks_text",
     "report_table",
     "report_text",
     "spent",
@@ -37,13 +34,11 @@ __all__ = [
 ]
 
 
-def as_text(parts: Iterable[Any], width: int = 110) -> str:
-    """Tables and lines as plain text."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width)
-    for part in parts:
-        console.print(part, highlight=False)
-    return stream.getvalue()
+def remarks_text(lines: list[str], width: int = WIDTH) -> str:
+    """Lines below a table, each broken at its words where it is too long."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines
+    )
 
 
 def percent(x: float, digits: int = 2) -> str:
@@ -105,39 +100,29 @@ def spent(report: Report) -> str:
     return ", ".join(f"{name} {seconds:.2f}" for name, seconds in report.parts.items())
 
 
-def report_table(report: Report) -> Table:
+def report_table(report: Report, width: int = WIDTH) -> str:
     """Kept units, group by group."""
-    table = Table(title=escape(report.summary()), title_justify="left")
-    for name, justify in (
-        ("group", "left"),
-        ("kind", "left"),
-        ("units", "right"),
-        ("kept", "right"),
-        ("error left (fitted)", "right"),
-        ("weights", "right"),
-        ("read by", "left"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for g in report.plan.groups:
-        readers = escape(", ".join(g.consumers))
-        table.add_row(
-            escape(g.name),
+    header = ("group", "kind", "units", "kept", "error left (fitted)", "weights", "read by")
+    rows = [
+        (
+            g.name,
             g.kind,
-            str(g.units),
-            str(len(g.kept)),
+            f"{g.units:,}",
+            f"{len(g.kept):,}",
             error_left(g),
             weight_growth(g),
-            readers,
+            ", ".join(g.consumers),
         )
-    return table
+        for g in report.plan.groups
+    ]
+    return text_table(header, rows, right=header[2:6], title=report.summary(), width=width)
 
 
-def report_text(report: Report) -> str:
-    """The table, what else was measured, and remarks."""
-    parts: list[Any] = [report_table(report)]
-    parts += [f"{name}: {text}" for name, text in measured(report)]
-    parts += [f"note: {escape(note)}" for note in report.notes]
-    return as_text(parts)
+def report_text(report: Report, width: int = WIDTH) -> str:
+    """The table, what else was measured, where the time went, and remarks."""
+    lines = [f"{name}: {text}" for name, text in measured(report)]
+    lines += [f"note: {note}" for note in report.notes]
+    return f"{report_table(report, width)}\n\n{remarks_text(lines, width)}\n"
 
 
 def comparisons(report: Report) -> list[tuple[str, str, str]]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import platform
 
-import numpy as np
-import safetensors
-import torch
-
 __all__ = ["VERSION", "library_versions"]
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of this package; `subprune.__version__`."""
 
 
 def library_versions() -> dict[str, str]:
     """What the result was made with."""
+    import numpy as np
+    import safetensors
+    import torch
+
     return {
         "subprune": VERSION,
         "torch": str(torch.__version__),

@@ -21,7 +21,7 @@ from subprune.select.selector import Ranking, Selector, View
 if TYPE_CHECKING:
     from subprune.statistics.statistics import Statistics
 
-__all__ = ["Backward", "backward_order"]
+__all__ = ["Backward", "backward_order", "damped_inverse"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _Solution:
     """P [d, d] and X [d, m] of one consumer, as units go."""
 
     def __init__(self, stats: Statistics, n_units: int) -> None:
-        self.inverse = _inverse(stats)
+        self.inverse = damped_inverse(stats)
         self.weight = self.inverse @ stats.cross
         self.n_units = n_units
         columns = [(stats.units == u).nonzero().flatten() for u in range(n_units)]
@@ -95,7 +95,7 @@ class _Solution:
         self.here[unit] = False
 
 
-def _inverse(stats: Statistics) -> Tensor:
+def damped_inverse(stats: Statistics) -> Tensor:
     """P [d, d], with as much on the diagonal as the rounding of the products.
 
     Columns that depend on each other stay solvable. Those less their means are rounded as coarsely

@@ -34,7 +34,7 @@ __all__ = ["Elimination", "without_fixed"]
 
 _PANEL = 128  # columns collected before G and C are updated
 _STRIP = 1024  # rows of G updated at a time, from the diagonal on
-_LARGE = 64 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
+_LARGE = 4 * 2**20  # bytes of C that are not read again at every step if H can be kept instead
 _FADED = 1e-4  # share of its first trace at which H is recomputed from C, before rounding shows
 
 
@@ -290,6 +290,8 @@ def _add_upper(matrix: Tensor, a: Tensor, b: Tensor, factor: float, align: int =
 def _root(block: Tensor, tolerance: float) -> Tensor:
     """T [r, rank] with TᵀGT = 1 on the numerically independent columns of G [r, r], scaled to unit
     original diagonal. Dependent columns, found by pivoting, have zero rows in T."""
+    if len(block) == 1:
+        return block.rsqrt() if float(block) > tolerance else block[:, :0]
     lower, info = torch.linalg.cholesky_ex(block)
     chosen = torch.arange(len(block), device=block.device)
     if int(info) or not float(lower.diagonal().square().min()) > tolerance:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.select.backward import Backward
 from subprune.select.contribution import Contribution
@@ -12,34 +12,20 @@ from subprune.select.independence import Independence
 from subprune.select.input_change import Greedy
 from subprune.select.scores import ActGrad, Random, WeightNorm
 from subprune.select.sensitivity import Sampling
+from subprune.select.swap import Swap
 from subprune.select.wanda import Wanda
 
 if TYPE_CHECKING:
     from subprune.select.selector import Selector
 
-__all__ = ["SELECTORS", "SelectorName"]
-
-SelectorName = Literal[
-    "greedy",
-    "backward",
-    "greedy-loss",
-    "greedy-pool-loss",
-    "sampling",
-    "act-grad",
-    "weight-norm",
-    "wanda",
-    "fluctuation",
-    "contribution",
-    "independence",
-    "random",
-]
-"""The names, for editors and type checkers."""
+__all__ = ["SELECTORS"]
 
 SELECTORS: dict[str, Selector] = {
     selector.name: selector
     for selector in (
         Greedy(),
         Backward(),
+        Swap(),
         GreedyLoss(),
         GreedyPoolLoss(),
         Sampling(),

@@ -32,6 +32,23 @@ def _working(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
 
 
+_ROWS = 2048  # rows that are multiplied at once, if fewer arrive: adding up costs time too
+_STRIP = 512  # columns of BᵀB that are multiplied at once, from the diagonal on
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """BᵀB [d, d] of rows [n, d]; of a wide one, what lies below the diagonal is copied."""
+    d = rows.shape[1]
+    if d <= _STRIP or rows.device.type != "cpu":
+        return rows.T @ rows
+    gram = rows.new_empty(d, d)
+    for i in range(0, d, _STRIP):
+        end = i + _STRIP
+        torch.mm(rows[:, i:end].T, rows[:, i:], out=gram[i:end, i:])
+        gram[end:, i:end] = gram[i:end, end:].T
+    return gram
+
+
 class Accumulator:
     """Sums of ``BᵀB``, ``BᵀY`` and ``‖Y‖²`` over rows that arrive in pieces.
 
@@ -50,7 +67,10 @@ class Accumulator:
         self._energy = 0.0
         self._precision = torch.finfo(torch.float64).eps  # the worst so far
         self._products: Products | None = None
+        self._symmetric = False  # whether the products have been made so
         self._target_sums = torch.zeros(m, dtype=torch.float64)
+        # rows, their targets and their sums, whose products are not made yet
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def update(
         self, rows: Tensor, targets: Tensor | None = None, max_bytes: int = MAX_BYTES
@@ -65,24 +85,33 @@ class Accumulator:
             )
         step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
         for start in range(0, rows.shape[0], step):
-            self._add(rows[start : start + step], targets[start : start + step])
+            piece = _working(rows[start : start + step], targets[start : start + step])
+            self._add(*piece, min(_ROWS, step))
 
-    def _add(self, rows: Tensor, targets: Tensor) -> None:
-        """Add one chunk."""
-        rows, targets = _working(rows, targets)
+    def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
+        """Add one chunk; its products wait for others, if it has fewer than enough rows."""
         totals = Totals(
             wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1)))
         )
         self.add_totals(totals)
-        self.add_products(
-            Products(
-                rows.T @ rows if self.gram else rows.new_zeros(0, 0),
-                rows.T @ targets,
-                totals.sums,
-                len(rows),
-                rows.dtype,
-            )
-        )
+        if sum(len(x) for x, *_ in self._waiting) + len(rows) > enough:
+            self._multiply_waiting()
+        if len(rows) < enough:  # as copies, since others may overwrite them
+            self._waiting.append((rows.clone(), targets.clone(), totals.sums))
+        else:
+            self._multiply(rows, targets, totals.sums)
+
+    def _multiply(self, rows: Tensor, targets: Tensor, sums: Tensor) -> None:
+        """Add the products of rows whose totals were added."""
+        gram = _gram(rows) if self.gram else rows.new_zeros(0, 0)
+        self.add_products(Products(gram, rows.T @ targets, sums, len(rows), rows.dtype))
+
+    def _multiply_waiting(self) -> None:
+        """Add the products of what arrived in small pieces."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            rows, targets, sums = zip(*waiting, strict=True)
+            self._multiply(torch.cat(rows), torch.cat(targets), torch.stack(sums).sum(0))
 
     def add_totals(self, totals: Totals) -> None:
         """Add what the targets of new rows sum to, and see that all sums are finite."""
@@ -101,6 +130,7 @@ class Accumulator:
         """
         self._precision = max(self._precision, torch.finfo(new.made_in).eps)
         self.rows += new.rows
+        self._symmetric = False
         if self._products is None:
             device = sum_device(new.gram.device)
             gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
@@ -118,6 +148,7 @@ class Accumulator:
             return parts[0]
         first = parts[0]
         total = cls(first.d, first.m, first.units, first.where)
+        total._symmetric = all(part._made_symmetric() for part in parts)
         for part in parts:
             if part._products is None:
                 continue
@@ -141,11 +172,14 @@ class Accumulator:
         columns: [q], those that it saw; the products of others with the targets count as zero.
         """
         total = Accumulator(self.d, other.m, self.units, self.where)
+        self._multiply_waiting()
+        other._multiply_waiting()
         if self._products is not None and other._products is not None:
             old, cross = self._products, other._products.cross
             if columns is not None and len(columns) < self.d:
                 cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
             total._products = Products(old.gram, cross, old.sums, 0, torch.float64)
+        total._symmetric = self._symmetric
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
         return total
@@ -153,12 +187,21 @@ class Accumulator:
     @property
     def bytes(self) -> int:
         """Memory that the sums hold."""
+        self._multiply_waiting()
         return 0 if self._products is None else sum(x.nbytes for x in self._products.tensors())
 
+    def _made_symmetric(self) -> bool:
+        """Let rounding make no difference between the two halves of BᵀB; True."""
+        self._multiply_waiting()
+        if self._products is not None and not self._symmetric:
+            _symmetrise(self._products.gram)
+            self._symmetric = True
+        return True
+
     def _gathered(self) -> Products:
+        self._made_symmetric()
         if self._products is None:
             raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
-        _symmetrise(self._products.gram)
         return self._products
 
     def result(self) -> Statistics:

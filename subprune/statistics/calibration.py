@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,12 @@ from subprune.structure.analysis import analyse
 if TYPE_CHECKING:
     from subprune.structure.groups import Structure
 
-__all__ = ["Calibration"]
+__all__ = ["ALL_BYTES", "VALUE_BYTES", "Calibration"]
+
+VALUE_BYTES, ALL_BYTES = 64 * 2**20, 2**30
+"""Batches in which a value is larger than this are divided, if the model takes fewer inputs; and
+those in which all values are together, which the metric's gradients need.
+"""
 
 
 @dataclass
@@ -53,9 +59,8 @@ class Calibration:
         A model that takes batches of certain sizes only, or another path for others, has its
         batches dealt out whole. views: names of further views of all images.
         """
-        parts, numbers = folded(batches, folds)
         try:
-            programs = _programs(model, parts, {})
+            parts, numbers, programs = _handy(model, batches, folds)
         except DataError:
             if folds == 1:
                 raise
@@ -98,6 +103,46 @@ class Calibration:
             for x in tree_flatten((batch.inputs, batch.labels))[0]:
                 yield "batch", x
         yield "", [str(op.func) for op in self.structure.program.ops]
+
+
+def _handy(
+    model: nn.Module, batches: Sequence[Batch], folds: int
+) -> tuple[list[Batch], list[int], list[Program]]:
+    """Batches in folds, the folds' numbers, and programs; batches with large values are divided.
+
+    Of logits over a large vocabulary, say, or maps of large images, only those of a few inputs are
+    then ever there at once.
+    """
+    known: dict[Any, Program] = {}
+    parts, numbers = folded(batches, folds)
+    programs = _programs(model, parts, known)
+    most = min(_portion(p, b.size) for p, b in zip(programs, parts, strict=True))
+    smaller, others = folded(batches, folds, most=most)
+    if len(smaller) == len(parts):
+        return parts, numbers, programs
+    try:
+        return smaller, others, _programs(model, smaller, known)
+    except DataError:  # a model that takes other paths for fewer inputs
+        return parts, numbers, programs
+
+
+def _portion(program: Program, size: int) -> int:
+    """How many of a batch's inputs may run at once, such that its values are not too large.
+
+    Two, as long as those are not very large: a dimension of length 1 tells less about a model.
+    """
+    given = {v.storage for v in program.values.values() if v.source != "op"}
+    sizes: dict[int, int] = {}  # by storage: views of a value, or of a parameter, are nothing new
+    for v in program.values.values():
+        if v.storage not in given:
+            own = math.prod(v.shape) * v.dtype.itemsize
+            sizes[v.storage] = max(own, sizes.get(v.storage, 0))
+    largest, together = max(sizes.values(), default=0), sum(sizes.values())
+    excess = max(largest / VALUE_BYTES, together / ALL_BYTES)
+    if excess <= 1:
+        return size
+    share = size / excess
+    return max(2 if 4 * share >= 2 else 1, int(share))
 
 
 def _programs(

@@ -105,12 +105,17 @@ def _squares(
     order = list(values)
     sums: dict[int, tuple[Tensor, int]] = {}
     for probe in range(PROBES):
-        with torch.enable_grad():
-            moves = _centred(output) * _signs(output, random)
-            felt = (moves if where is None else torch.where(where, moves, 0)).sum()
+        # The gradient of Σ v·(y − ȳ) with respect to the output y is v − v̄.
+        signs = _signs(output, random)
+        direction = _centred(signs if where is None else torch.where(where, signs, 0))
         grads = torch.autograd.grad(
-            felt, [values[v] for v in order], retain_graph=probe + 1 < PROBES, allow_unused=True
+            output,
+            [values[v] for v in order],
+            direction,
+            retain_graph=probe + 1 < PROBES,
+            allow_unused=True,
         )
+        del direction, signs  # as large as the output
         for value, grad in zip(order, grads, strict=True):
             if grad is None:
                 continue
@@ -140,5 +145,5 @@ def _centred(output: Tensor) -> Tensor:
 
 def _signs(like: Tensor, random: torch.Generator) -> Tensor:
     """Random ±1 in the shape of the output."""
-    bits = torch.randint(0, 2, like.shape, generator=random)
-    return (2 * bits - 1).to(like)
+    bits = torch.randint(0, 2, like.shape, generator=random, dtype=torch.uint8)
+    return bits.to(like).mul_(2).sub_(1)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from subprune.statistics.accumulation import ConsumerStatistics
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.runs import Run
+    from subprune.statistics.shared import SharedInputs
     from subprune.statistics.statistics import Statistics
     from subprune.structure.groups import Consumer, Group
 
@@ -39,6 +40,10 @@ class Place:
     seed: int = 0
     # By value: what errors of each of its channels count with, where that was measured.
     metric: Mapping[int, Tensor] | None = None
+    # By operation of a consumer: what it is to give, batch by batch, where that is known already.
+    aims: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+    # What layers before this one, the only one, have found out about inputs that it may share.
+    inputs: SharedInputs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,8 @@ class Gathered:
     passed: Run | None = None
     # By operation of a consumer: what it is to give, batch by batch, where that may move.
     aims: Mapping[int, Sequence[Tensor]] = field(default_factory=dict)
+    # By block: what fits to the same inputs have solved with; more may be added.
+    factors: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, blocks: Sequence[FoldedStatistics], **rest: Any) -> Gathered:

@@ -10,6 +10,7 @@ from subprune.statistics.target import Target, as_gathered, in_order, side_by_si
 
 if TYPE_CHECKING:
     from subprune.statistics.place import Gathered, Place
+    from subprune.structure.groups import Consumer
 
 __all__ = ["Asymmetric", "Layer", "Sequential"]
 
@@ -27,9 +28,12 @@ class Sequential(Target):
         for consumer in in_order(place):
             index = consumer.use.op
             source.advance(index)
-            for i, fold in enumerate(source.folds):
-                own = source.counted_rows(consumer, i)
-                collectors[index][fold].update(source.argument(index, i), counted=own)
+
+            def one(i: int, consumer: Consumer = consumer) -> None:
+                own, op = source.counted_rows(consumer, i), consumer.use.op
+                collectors[op][source.folds[i]].update(source.argument(op, i), counted=own)
+
+            self._each(source, one)
         scales = None
         if self.landed:
             scales = {

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from subprune.program.precision import single
-from subprune.program.program import flat_tensors
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
+from subprune.statistics.shelf import rest
 from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
 
 if TYPE_CHECKING:
-    from subprune.program.program import Op, Override
+    from subprune.statistics.accumulation import ConsumerStatistics
+    from subprune.statistics.columns import ColumnMap
     from subprune.statistics.place import Gathered, Place
     from subprune.statistics.runs import Run
     from subprune.structure.groups import Consumer
@@ -58,20 +59,16 @@ class Residual(Target):
 
     def gather(self, place: Place) -> Gathered:
         """Both runs; the dense one has passed the landings of all consumers at the end."""
-        passed = place.dense.fork()
-        apart = _lands_apart(place.group.reweightable)
-        aims = _landed(place.group.reweightable, passed) if apart else {}
+        passed, aims = place.dense.fork(), place.aims
+        if not aims and _lands_apart(place.group.reweightable):
+            aims = _landed(place.group.reweightable, passed)
         collectors, source = self._collectors(place), place.current.fork()
         for consumer in in_order(place):
             source.advance(consumer.use.op)
             if not aims:
                 side_by_side(consumer, source, passed, collectors[consumer.use.op])
                 continue
-            for i, fold in enumerate(source.folds):
-                y = self._wanted(place, consumer, source, i, aims[consumer.use.op][i])
-                own = source.counted_rows(consumer, i)
-                x = source.argument(consumer.use.op, i)
-                collectors[consumer.use.op][fold].update(x, y, own)
+            self._collect(place, consumer, source, aims[consumer.use.op], collectors)
         return as_gathered(
             place,
             collectors,
@@ -81,6 +78,26 @@ class Residual(Target):
             tensors=place.current.tensors if aims else None,
             aims=aims,
         )
+
+    def _collect(
+        self,
+        place: Place,
+        consumer: Consumer,
+        source: Run,
+        aims: Sequence[Tensor],
+        collectors: Mapping[int, Sequence[ConsumerStatistics]],
+    ) -> None:
+        """Collect a consumer's inputs in a run that stands before it, with what it should give."""
+        index = consumer.use.op
+
+        def one(batch: int) -> None:
+            y = self._wanted(place, consumer, source, batch, aims[batch])
+            own = source.counted_rows(consumer, batch)
+            x = source.argument(index, batch)
+            collectors[index][source.folds[batch]].update(x, y, own)
+            rest(aims[batch])
+
+        self._each(source, one)
 
     def _scales(self, place: Place) -> dict[int, Tensor | None]:
         """By operation: what errors of each output count with."""
@@ -132,7 +149,15 @@ class Residual(Target):
             source.advance(index)
             mapping = collectors[index][0].consumer
             own, dim = inputs[index], consumer.use.product.features
-            for i, fold in enumerate(source.folds):
+
+            def one(
+                i: int,
+                consumer: Consumer = consumer,
+                mapping: ColumnMap = mapping,
+                own: Tensor = own,
+                dim: int = dim,
+            ) -> None:
+                index, fold = consumer.use.op, source.folds[i]
                 tensors = models[1 + fold] if len(models) > 1 else models[0]
                 x, aim = source.argument(index, i), gathered.aims[index][i]
                 counted = source.counted_rows(consumer, i)
@@ -141,12 +166,15 @@ class Residual(Target):
                     x, weight = x.index_select(dim, own), weight.index_select(1, own)
                 if consumer not in moving:
                     collectors[index][fold].update(x, aim, counted)
-                    continue
+                    return
                 z = single(mapping.output(x, weight))
                 given = _arrived(consumer, source, i, tensors, z)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
                 y = self._wanted(place, consumer, source, i, easier)
                 collectors[index][fold].update(x, y, counted)
+                rest(aim)
+
+            self._each(source, one)
         new = {c.use.op: collectors[c.use.op] for c in moving}
         columns = {op: new[op][0].consumer.columns_of(inputs[op]) for op in new}
         return gathered.with_targets(place.group.reweightable, new, columns)
@@ -178,25 +206,11 @@ def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]
     for consumer in consumers:
         assert consumer.landing is not None
         landings.setdefault(consumer.landing.op, []).append((consumer.use.op, consumer.landing))
-    values: dict[int, list[Tensor]] = {c.use.op: [] for c in consumers}
+    values: dict[int, list[Tensor]] = {}
     for op in sorted(landings):
-        seen: list[Tensor] = []
-        dense.advance(op)
-        for _ in dense.each(op + 1, {op: _watch(seen)}):
-            for consumer_op, _ in landings[op]:
-                values[consumer_op].append(seen[-1])
+        landed = dense.past(op)
+        values.update({consumer_op: landed for consumer_op, _ in landings[op]})
     return values
-
-
-def _watch(seen: list[Tensor]) -> Override:
-    """A stand-in for an operation that notes its first result."""
-
-    def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = op.func(*args, **kwargs)
-        seen.append(flat_tensors(result)[0])
-        return result
-
-    return run
 
 
 def _arrived(

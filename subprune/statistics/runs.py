@@ -6,19 +6,21 @@ nothing is ever computed from the start again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from subprune.program import parallel
 from subprune.program.layout import counted, over_rows
 from subprune.program.ops import activation
+from subprune.program.program import flat_tensors
 from subprune.statistics.moments import pooled
+from subprune.statistics.shelf import RUN_BYTES, rest, shelved
 
 if TYPE_CHECKING:
     from subprune.program.fuse import Folds
-    from subprune.program.program import Override, Program
+    from subprune.program.program import Op, Override, Program
     from subprune.structure.groups import Consumer, Group
 
 __all__ = ["Passage", "Run"]
@@ -102,9 +104,64 @@ class Run:
     def _advance(self, stop: int, override: Mapping[int, Override]) -> None:
         if stop <= self.position:
             return
-        for i in range(len(self.envs)):
-            self._go(i, stop, override)
+
+        def one(batch: int) -> None:
+            self._go(batch, stop, override)
+            self._put_away(batch)
+
+        self.each_batch(one)
         self.position = stop
+
+    def _put_away(self, batch: int) -> None:
+        """Move the values of a batch to files, if those of all batches would fill the memory."""
+        env = self.envs[batch]
+        size = sum(x.nbytes for x in env.values())
+        if size * len(self.envs) > RUN_BYTES and not self.programs[batch].overwrites:
+            env.update({vid: shelved(x) for vid, x in env.items()})
+        self._rest(batch)
+
+    def _rest(self, batch: int) -> None:
+        """Give back the memory of values in files that were read."""
+        for x in self.envs[batch].values():
+            rest(x)
+
+    def each_batch(self, work: Callable[[int], Outcome]) -> list[Outcome]:
+        """What the work on every batch gives, several batches at once."""
+        return parallel.each(work, range(len(self.envs)), self._divisible)
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether several batches may run at once; modules run as a whole may have a state."""
+        return self.on_cpu and not self.programs[0].opaque
+
+    def each_fold(self, work: Callable[[int], None]) -> None:
+        """Work on every batch; those of one fold one after another, several folds at once.
+
+        Sums of a fold are then the same to the last bit, on however many cores.
+        """
+        folds = [[i for i, f in enumerate(self.folds) if f == fold] for fold in set(self.folds)]
+
+        def one(batches: Sequence[int]) -> None:
+            for i in batches:
+                work(i)
+                self._rest(i)
+
+        parallel.each(one, folds, self._divisible)
+
+    def past(self, index: int) -> list[Tensor]:
+        """Run past an operation; what it gives, the first value of several, batch by batch."""
+        self.advance(index)
+
+        def one(batch: int) -> Tensor:
+            seen: list[Tensor] = []
+            self._go(batch, index + 1, {**self.override, index: _watch(seen)})
+            self._put_away(batch)
+            value = self.programs[batch].ops[index].outs[0]
+            return self.envs[batch].get(value, seen[0])
+
+        values = self.each_batch(one)
+        self.position = index + 1
+        return values
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
         """The same one batch at a time: yields the number of every batch when it has arrived."""
@@ -114,12 +171,19 @@ class Run:
             yield i
         self.position = max(self.position, stop)
 
-    def finish(self) -> Iterator[Tensor]:
-        """Run to the end, one batch at a time, and yield its first output; the run is used up."""
-        for i in self.each(len(self.programs[0].ops)):
-            program, env = self.programs[i], self.envs[i]
-            yield program.fetch_output(program.answer, env, self.tensors_of(i))
+    def finish(self, folds: Collection[int] | None = None) -> Iterator[Tensor | None]:
+        """Run to the end, one batch at a time, and yield its first output; the run is used up.
+
+        folds: those that are wanted, None: all; batches of others yield None.
+        """
+        for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True)):
+            output = None
+            if folds is None or self.folds[i] in folds:
+                self._go(i, None, self.override)
+                output = program.fetch_output(program.answer, env, self.tensors_of(i))
             env.clear()
+            yield output
+        self.position = len(self.programs[0].ops)
 
     def answers(self, function: Callable[[Tensor], Outcome]) -> list[Outcome]:
         """Run to the end, several batches at once, and what the function makes of their first
@@ -135,7 +199,7 @@ class Run:
             env.clear()
             return outcome
 
-        outcomes = parallel.each(one, range(len(self.envs)), self.on_cpu)
+        outcomes = self.each_batch(one)
         self.position = len(self.programs[0].ops)
         return outcomes
 
@@ -196,6 +260,17 @@ class Run:
             [program.fetch_output(vid, env, self.tensors_of(i)) for vid in program.outputs]
             for i, (program, env) in enumerate(zip(self.programs, self.envs, strict=True))
         ]
+
+
+def _watch(seen: list[Tensor]) -> Override:
+    """A stand-in for an operation that notes its first result."""
+
+    def run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = op.func(*args, **kwargs)
+        seen.append(flat_tensors(result)[0])
+        return result
+
+    return run
 
 
 class Passage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -17,7 +17,10 @@ from subprune.statistics.place import Gathered, Place, generator
 from subprune.statistics.trace import Trace
 
 if TYPE_CHECKING:
+    from subprune.statistics.accumulation import Accumulator
+    from subprune.statistics.columns import ColumnMap
     from subprune.statistics.runs import Run
+    from subprune.statistics.shared import SharedInputs
     from subprune.structure.groups import Consumer
 
 __all__ = ["PATCHES", "Patches", "Target", "as_gathered", "in_order", "side_by_side"]
@@ -94,7 +97,9 @@ class Target(ABC):
             sampled = generator(place.seed, group.name, "patches")
         folds = range(1 + max(place.current.folds))
         collectors = {}
+        shared = place.inputs if inputs is None else None
         for consumer in in_order(place):
+            known = shared is not None and shared.known(consumer, place.current)
             mapping = column_map(consumer, program, f"layer {consumer.name!r}")
             if inputs is not None:
                 if consumer.use.op not in inputs:
@@ -102,11 +107,23 @@ class Target(ABC):
                 mapping = mapping.part(inputs[consumer.use.op])
             collectors[consumer.use.op] = [
                 ConsumerStatistics(
-                    mapping, self._symmetric, generator=sampled, clip=self.clip, gram=inputs is None
+                    mapping,
+                    self._symmetric,
+                    generator=sampled,
+                    clip=self.clip,
+                    gram=inputs is None and not known,
                 )
                 for _ in folds
             ]
         return collectors
+
+    def _each(self, run: Run, work: Callable[[int], None]) -> None:
+        """Collect from every batch of a run."""
+        if self.patches == "random":  # drawn one after another
+            for i in range(len(run.envs)):
+                work(i)
+            return
+        run.each_fold(work)
 
     _symmetric: ClassVar[bool] = True  # whether Y = B·W, so that C follows from G
 
@@ -149,35 +166,50 @@ def as_gathered(
         op = consumer.use.op
         weight = consumer_weight(consumer, place.current.tensors) if own_weights else None
         scale = None if scales is None else scales[op]
-        blocks += _blocks(collectors[op], weight, place.removed.get(op), scale)
+        parts = [collector.accumulators() for collector in collectors[op]]  # [folds][blocks]
+        if place.inputs is not None:
+            parts = _shared(place.inputs, consumer, place.current, parts)
+        blocks += _blocks(collectors[op][0].consumer, parts, weight, place.removed.get(op), scale)
     aim = place.current if own_weights else place.dense
     return Gathered.of(
         blocks,
         tensors=aim.tensors if tensors is None else tensors,
         passed=passed,
         aims={} if aims is None else aims,
+        factors={} if place.inputs is None else place.inputs.factors,
     )
 
 
+def _shared(
+    inputs: SharedInputs, consumer: Consumer, run: Run, parts: list[list[Accumulator]]
+) -> list[list[Accumulator]]:
+    """Parts [folds][1] with the sums over inputs that were known, or are from now on."""
+    own = [fold[0] for fold in parts]
+    if own[0].gram:
+        inputs.note(consumer, run, own)
+        return parts
+    return [[whole] for whole in inputs.with_targets(own)]
+
+
 def _blocks(
-    collectors: Sequence[ConsumerStatistics],
+    mapping: ColumnMap,
+    parts: Sequence[Sequence[Accumulator]],
     weight: Tensor | None,
     removed: Tensor | None,
     scale: Tensor | None,
 ) -> list[FoldedStatistics]:
-    """One consumer's blocks.
+    """One consumer's blocks. parts: [folds][blocks].
 
     weight: as the layer has it, where it makes the target; removed: [inputs] bool; scale:
     [outputs], what targets are multiplied by.
     """
-    parts = [collector.accumulators() for collector in collectors]  # [folds][blocks]
     count = len(parts[0])
     weights: Sequence[Tensor | None] = [None] * count
     scales: Sequence[Tensor | None] = [None] * count
     if scale is not None:
         scales = scale.chunk(count)
     if weight is not None:
-        weights = collectors[0].consumer.weight_blocks(weight)
+        weights = mapping.weight_blocks(weight)
     blocks = []
     for i, first in enumerate(parts[0]):
         off = None if removed is None else removed.repeat_interleave(first.d // len(removed))

@@ -7,7 +7,7 @@ layer should give is another class in a file of its own, and a row in `TARGETS`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from subprune.statistics.products import Asymmetric, Layer, Sequential
 from subprune.statistics.residual import Residual
@@ -15,10 +15,7 @@ from subprune.statistics.residual import Residual
 if TYPE_CHECKING:
     from subprune.statistics.target import Target
 
-__all__ = ["TARGETS", "Asymmetric", "Layer", "Sequential", "TargetName"]
-
-TargetName = Literal["layer", "sequential", "asymmetric", "residual"]
-"""The names, for editors and type checkers."""
+__all__ = ["TARGETS", "Asymmetric", "Layer", "Sequential"]
 
 TARGETS: dict[str, Target] = {t.name: t for t in (Layer(), Sequential(), Asymmetric(), Residual())}
 """By the name that stands for them."""

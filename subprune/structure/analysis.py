@@ -98,7 +98,8 @@ class _Refusals:
         """Layer → reason; a parameter of its own name where its module has others that can go."""
         self._outputs()
         self._others({slot.tensor for g in groups for slot in g.slots})
-        return {**self.refused, **self.flow.program.opaque}
+        opaque = {name: why for name, why in self.flow.program.opaque.items() if why}
+        return {**self.refused, **opaque}
 
     def _outputs(self) -> None:
         """Layers none of whose outputs can go, or just some of them."""

@@ -44,23 +44,35 @@ def choose_groups(
     ignore: Any = None,
     budgets: Collection[str] | None = None,
     goal: str = "budgets",
+    streams: bool = False,
 ) -> tuple[Group, ...]:
     """The groups to prune, in forward order.
 
     Without `only`, the inner groups and those that `budgets`, or another goal, names. With it, what
-    it names; residual streams only where they are named themselves. What `ignore` names is left out
-    in any case. A module, however it was found, stands for the groups whose units it makes; a container
-    for those of all layers in it.
+    it names; residual streams only where they are named themselves, or where `streams` says that
+    they are groups as others are. What `ignore` names is left out in any case. A module, however it
+    was found, stands for the groups whose units it makes; a container for those of all layers in it.
     """
     if only is None:
         named = budgets or ()
-        chosen = {g.name for g in structure.groups if g.inner or _in_budgets(g, named, goal)}
+        chosen = {
+            g.name
+            for g in structure.groups
+            if not _obstacle(g, streams) or _in_budgets(g, named, goal)
+        }
     else:
-        chosen = {name for item in as_items(only) for name in _asked(item, structure, model)}
+        chosen = {
+            name for item in as_items(only) for name in _asked(item, structure, model, streams)
+        }
     barred = [_match(item, structure, model, "ignore") for item in as_items(ignore)]
     return tuple(
         g for g in structure.groups if g.name in chosen and not any(b.takes(g) for b in barred)
     )
+
+
+def _obstacle(group: Group, streams: bool) -> str:
+    """Why a group that is not named itself stays whole; empty if it does not."""
+    return group.barrier if streams and group.kind == "stream" else group.obstacle
 
 
 def _in_budgets(group: Group, budgets: Collection[str], goal: str) -> bool:
@@ -87,13 +99,13 @@ class _Match:
         return any(layer == m or layer.startswith(m + ".") or not m for m in self.modules)
 
 
-def _asked(item: Any, structure: Structure, model: nn.Module) -> set[str]:
+def _asked(item: Any, structure: Structure, model: nn.Module, streams: bool) -> set[str]:
     """Groups that an item of `only` asks for: named itself, anything that can go; caught by
     something wider, the inner ones. None at all is refused.
     """
     match = _match(item, structure, model, "only")
     stay = {
-        g.name: g.barrier if g.name == item else g.obstacle
+        g.name: g.barrier if g.name == item else _obstacle(g, streams)
         for g in structure.groups
         if match.takes(g)
     }

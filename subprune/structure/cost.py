@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from subprune.errors import BudgetError, closest
+from subprune.structure.formula import Formula, Length, Product
 from subprune.structure.groups import Group, Span, Structure, Units
 
 __all__ = ["CostModel", "predict"]
@@ -17,6 +19,7 @@ __all__ = ["CostModel", "predict"]
 Counts = Mapping[str, int]
 Kept = Mapping[str, Sequence[int]]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 _Factors = tuple[int, tuple[int, ...]]  # a factor, and the lengths it is multiplied with
 
 
@@ -48,6 +51,30 @@ class _Products:
         grown = np.zeros(lengths.size, dtype=np.int64)
         np.add.at(grown, index[spans[index]], rest)
         return grown
+
+    def lost(self, before: Floats, after: Floats, shares: Floats) -> Floats:
+        """What each group takes off the total as lengths go from `before` to `after`.
+
+        shares [n, groups]: how much of the way of each length [n] is a group's doing. Lengths go
+        down together and a group is charged for what its own way takes off, so that the shares add
+        up to the whole; where two groups cut the same weight, each has half of what both take.
+        """
+        lost = np.zeros(shares.shape[1])
+        for place, weight in ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6)):  # exact: Simpson's rule
+            factors = (before + place * (after - before))[self.index]
+            for j in range(self.index.shape[1]):
+                rest = np.delete(factors, j, axis=1).prod(axis=1) * self.factors
+                lost += weight * (rest @ shares[self.index[:, j]])
+        return lost
+
+    def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Product, ...]:
+        """The products as data; lengths without a place are constants."""
+        merged: dict[tuple[int, ...], int] = {}
+        for factor, row in zip(self.factors.tolist(), self.index.tolist(), strict=True):
+            fixed = [int(full[i]) for i in row if i not in places]
+            key = tuple(places[i] for i in row if i in places)
+            merged[key] = merged.get(key, 0) + factor * math.prod(fixed)
+        return tuple(Product(factor, key) for key, factor in merged.items())
 
 
 class CostModel:
@@ -160,6 +187,46 @@ class CostModel:
         lengths = full - less
         p, f = self._products["params", "model"], self._products["flops", "model"]
         return p.total(full) - p.total(lengths), f.total(full) - f.total(lengths)
+
+    def savings(self, kept: Kept) -> dict[str, tuple[int, int]]:
+        """Parameters and FLOPs that each named group takes off, which add up to what all do."""
+        before, after = self._lengths_of({}), self._lengths_of(kept)
+        shares = np.zeros((before.size, len(kept)))
+        for column, (name, units) in enumerate(kept.items()):
+            shares[:, column] = before - self._lengths_of({name: units})
+        params, flops = (
+            self._products[quantity, "model"].lost(before, after, shares)
+            for quantity in ("params", "flops")
+        )
+        return {name: (round(p), round(f)) for name, p, f in zip(kept, params, flops, strict=True)}
+
+    def formula(self, names: Sequence[str], inputs: int = 1) -> Formula:
+        """Costs as a function of the units of these groups; all others are kept whole.
+
+        inputs: of the example, whose FLOPs are divided by it.
+        """
+        columns = [self._column[self._check(name)] for name in names]
+        sizes = self._per_unit[:, columns].astype(np.float64)
+        for column, name in enumerate(names):
+            for i, own in self._uneven.get(name, ()):
+                sizes[i, column] = own.mean()
+        full = self._lengths_of({})
+        moving = np.flatnonzero(sizes.any(axis=1))
+        places = {int(i): place for place, i in enumerate(moving)}
+        lengths = []
+        for i in moving:
+            own = np.flatnonzero(sizes[i])
+            widths = self._full[columns][own]
+            fixed = int(full[i]) - round(float(sizes[i, own] @ widths))
+            lengths.append(Length(fixed, tuple(own.tolist()), tuple(sizes[i, own].tolist())))
+        return Formula(
+            groups=tuple(names),
+            lengths=tuple(lengths),
+            params=self._products["params", "model"].kept(places, full),
+            flops=self._products["flops", "model"].kept(places, full),
+            inputs=inputs,
+            exact=not self._uneven.keys() & set(names),
+        )
 
     # ---- inside ----------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Flow:
     def walk(self) -> None:
         """Apply the rule of every operation; then hold the outputs fast."""
         for op in self.program.ops:
-            handler = RULES.get(op.kind)
+            handler = getattr(op.func, "rule", None) or RULES.get(op.kind)
             if op.mutates and any(self.has_labels(v) for v in op.inputs):
                 self.give_up(op, "writes in place into memory that others read")
             elif handler is not None:

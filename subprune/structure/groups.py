@@ -149,7 +149,11 @@ class Group:
         if self.barrier:
             return self.barrier
         if self.kind == "stream":
-            return Message("residual stream: cut only when named itself in {only=} or {budgets=}")
+            return Message(
+                "residual stream: cut only when named itself in {only=} or {budgets=}, or with "
+                "{streams=}",
+                streams=True,
+            )
         if self.parts:
             return Message(
                 "some layers hold just a part of its units and must keep one: cut only when named "

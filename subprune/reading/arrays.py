@@ -4,6 +4,7 @@ no pickles.
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 import zipfile
@@ -20,7 +21,7 @@ from torch import Tensor
 from subprune.data.sources import as_tensor, draw
 from subprune.errors import DataError
 
-__all__ = ["IMAGES", "read_arrays", "read_image"]
+__all__ = ["IMAGES", "decode_image", "read_arrays", "read_image"]
 
 IMAGES = (".pgm", ".ppm", ".npy", ".png", ".jpg", ".jpeg", ".bmp", ".webp")
 _KINDS = "fiub"
@@ -172,12 +173,22 @@ def read_image(path: Path) -> Tensor:
     elif path.suffix.lower() in (".pgm", ".ppm"):
         pixels = _read_pnm(path)
     else:
-        pixels = _read_with_pillow(path)
+        pixels = _read_with_pillow(path, str(path))
+    return _as_image(pixels, str(path))
+
+
+def decode_image(content: bytes, name: str) -> Tensor:
+    """One image from the bytes of a file; `name` says in messages which."""
+    return _as_image(_read_with_pillow(io.BytesIO(content), name), name)
+
+
+def _as_image(pixels: Tensor, name: str) -> Tensor:
+    """[channels, height, width], fractions from 0 to 1 where they were whole numbers."""
     if pixels.ndim == 2:
         pixels = pixels[None]
     if pixels.ndim != 3:
         raise DataError(
-            f"{path} holds an array of shape {tuple(pixels.shape)}, which is not an image"
+            f"{name} holds an array of shape {tuple(pixels.shape)}, which is not an image"
         )
     return pixels.float() if pixels.is_floating_point() else pixels.float() / 255
 
@@ -209,20 +220,20 @@ def _read_pnm(path: Path) -> Tensor:
     return torch.from_numpy(content.reshape(height, width, channels).transpose(2, 0, 1).copy())
 
 
-def _read_with_pillow(path: Path) -> Tensor:
+def _read_with_pillow(file: Path | BinaryIO, name: str) -> Tensor:
     try:
         from PIL import Image
     except ImportError as error:
         raise DataError(
-            f"{path.name} needs Pillow: pip install 'subprune[images]', or give "
+            f"{Path(name).name} needs Pillow: pip install 'subprune[images]', or give "
             ".pgm, .ppm or .npy files"
         ) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # a picture of too many pixels is an error, not a remark
-            with Image.open(path) as image:
+            with Image.open(file) as image:
                 if image.width * image.height > _MOST_PIXELS:
-                    raise DataError(f"{path} has {image.width} × {image.height} pixels, too many")
+                    raise DataError(f"{name} has {image.width} × {image.height} pixels, too many")
                 pixels: Any = np.array(
                     image.convert("L" if image.mode in ("1", "L", "I;16") else "RGB")
                 )
@@ -230,6 +241,6 @@ def _read_with_pillow(path: Path) -> Tensor:
         raise
     except Exception as error:
         raise DataError(
-            f"{path} cannot be read as an image: {type(error).__name__}: {error}"
+            f"{name} cannot be read as an image: {type(error).__name__}: {error}"
         ) from error
     return torch.from_numpy(pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())

@@ -1,0 +1,123 @@
+"""Time and memory of the default recipe on a language model and on a network for large images.
+
+    python benchmarks/large_models.py --language FOLDER --text FILE [--layers 3]
+    python benchmarks/large_models.py --resnet50 [WEIGHTS] [--images 512]
+
+Language model: 64 sequences of 256 tokens of a text, a fifth of the parameters in the blocks
+removed; FOLDER is one that transformers can load (a .gguf file in it is dequantised), the text
+WikiText-2's raw test file. ResNet50: images of 224 × 224 random numbers, which take as long as
+others, compressed by 1.5; without weights the network is a random one.
+
+Each row is made in a process of its own and added to benchmarks/results/large-models.csv: CPU
+seconds and wall clock, seconds of the parts, and the peak of memory beyond the model and its data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import subprune
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "large-models.csv"
+sys.path[:0] = [str(HERE), str(HERE.parent / "experiments")]
+
+
+def language(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
+    """Model, inputs, goal, and what it is called."""
+    from transformers_table import block_parameters, load
+
+    model, tokenizer = load(options.language, "AutoModelForCausalLM", options.layers)
+    ids = torch.tensor(tokenizer(options.text.read_text(), verbose=False)["input_ids"])
+    generator = torch.Generator().manual_seed(0)
+    last = min(180_000, len(ids) * 3 // 5) - options.length
+    starts = torch.randint(0, last, (options.inputs,), generator=generator).tolist()
+    rows = torch.stack([ids[s : s + options.length] for s in starts])
+    size = sum(p.numel() for p in model.parameters())
+    goal = {"params": float(size - 0.2 * block_parameters(model))}
+    blocks = "" if options.layers is None else f", {options.layers} blocks"
+    name = f"{options.language.name}{blocks}, {options.inputs} x {options.length} tokens"
+    return model, [{"input_ids": part} for part in rows.split(8)], goal, name
+
+
+def images(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
+    """The same of ResNet50."""
+    from few_inputs import ResNet50, resnet50
+
+    torch.manual_seed(0)
+    weights = options.resnet50
+    model = ResNet50().eval() if weights == Path() else resnet50(weights)
+    data = torch.randn(options.images, 3, 224, 224)
+    name = f"ResNet50{' with random weights' if weights == Path() else ''}"
+    return model, data, {"compression": 1.5}, f"{name}, {options.images} images of 224 x 224"
+
+
+def row(options: argparse.Namespace) -> dict[str, Any]:
+    """One run, in this process."""
+    from machine import describe
+    from transformers_table import _fresh_peak, _memory
+
+    make = language if options.language is not None else images
+    model, data, goal, name = make(options)
+    before = _fresh_peak()
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = subprune.prune(
+        model, data, n_samples=None, threads=options.threads, time_calls=False, **goal
+    )
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peak = _memory("VmHWM") - before
+    print(result.report)
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in result.report.parts.items())
+    return {
+        "workload": name,
+        "version": options.version,
+        "cpu seconds": round(cpu, 1),
+        "wall seconds": round(wall, 1),
+        "peak MB beyond": round(peak),
+        "threads": options.threads or torch.get_num_threads(),
+        "parts, wall seconds": parts,
+        "machine": f"{describe()['processor']}, {describe()['cores']} cores",
+    }
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--language", type=Path, help="folder of a causal language model")
+    parser.add_argument("--text", type=Path, help="what it is calibrated on")
+    parser.add_argument("--layers", type=int, help="only so many blocks")
+    parser.add_argument("--inputs", type=int, default=64, help="sequences")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
+    parser.add_argument("--resnet50", type=Path, nargs="?", const=Path(), help="its weights")
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--version", default=subprune.__version__, help="for the record")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if not options.here:  # a fresh process, so that the peak is this run's own
+        given = sys.argv[1:] if words is None else list(words)
+        subprocess.run([sys.executable, __file__, "--here", *given], check=True)
+        return
+    new = row(options)
+    known = []
+    if RESULTS.is_file():
+        with RESULTS.open(newline="") as file:
+            known = list(csv.DictReader(file))
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(new))
+        writer.writeheader()
+        writer.writerows([*known, new])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""docs/front.png: subprune beside measured rivals, from committed rows alone.
+
+    python experiments/front_picture.py
+
+Rows come from experiments/results and benchmarks/results; what is not there is not drawn, and new
+rows are drawn when the script runs again. Of a rival that was measured with BatchNorm handled in
+several ways, the best of them is shown at every ratio.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "experiments" / "results"
+TARGET = ROOT / "docs" / "front.png"
+RATIOS = (2, 4, 8, 16, 32)
+OURS, REFINED, PLAIN = "#1f6f78", "#104a50", "#c2571a"
+GREYS = ("#4a5560", "#7b8791", "#a3adb5", "#c3cad0")
+
+Line = dict[int, float]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file; none if it is not there."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- ResNet56: accuracy over the ratio -----------------------------------------------------------
+
+
+def own(variant: str) -> Line:
+    """Mean over seeds."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for row in rows(RESULTS / "accuracy" / "table.csv"):
+        if row["variant"] == variant:
+            found[round(float(row["compression"]))].append(float(row["top1"]))
+    return {c: mean(values) for c, values in sorted(found.items())}
+
+
+def rival(method: str, reweighted: bool) -> Line:
+    """The best of all ways to treat BatchNorm, at every ratio."""
+    found: Line = {}
+    for row in rows(RESULTS / "resnet56-label-free" / "summary.csv"):
+        fits = row["method"] == method and row["reweight"] == str(int(reweighted))
+        if fits and row["finetune"] == "none":
+            c = round(float(row["value"]))
+            found[c] = max(found.get(c, 0.0), float(row["top1"]))
+    return dict(sorted(found.items()))
+
+
+def published() -> Line:
+    """The paper's best variant at every ratio, as published."""
+    found: Line = {}
+    for row in rows(ROOT / "paper" / "subprune_paper" / "paper_tables.csv"):
+        ours = row["method"] in ("AsymInChange", "SeqInChange", "LayerInChange")
+        if row["model"] == "resnet56" and ours and row["finetuned"] == "0":
+            c = round(float(row["compression"]))
+            found[c] = max(found.get(c, 0.0), float(row["top1"]))
+    return dict(sorted(found.items()))
+
+
+def torch_pruning() -> tuple[Line, float]:
+    """Its best at the ratio that was measured, BatchNorm re-estimated or not; and the dense one."""
+    path = ROOT / "benchmarks" / "results" / "results.json"
+    others = json.loads(path.read_text())["others"]["others"]
+    dense = next(x["top1"] for x in others if x["method"] == "dense")
+    found: Line = {}
+    for row in others:
+        if row["method"].startswith("Torch-Pruning"):
+            c = round(row["compression"])
+            found[c] = max(found.get(c, 0.0), row["top1"])
+    return found, dense
+
+
+def resnet56(axes: Any) -> None:
+    """Top-1 without fine-tuning, by how much smaller the network is."""
+    points, dense = torch_pruning()
+    lines = [
+        ("subprune, refine=4", own("refine"), REFINED, "-o"),
+        ("subprune, default", own("default"), OURS, "-o"),
+        ("the paper's method, our code", rival("asym-in-change", True), PLAIN, "-s"),
+        ("the paper, as published", published(), PLAIN, ":s"),
+        ("activation × gradient, labels", rival("act-grad", False), GREYS[0], "--^"),
+        ("ℓ1 norm (Li et al.)", rival("layer-weight-norm", False), GREYS[1], "--v"),
+        ("Torch-Pruning 1.6, best of 3", points, "#000000", "*"),
+    ]
+    axes.axhline(dense, color=GREYS[2], linewidth=1)
+    axes.text(
+        33, dense + 0.8, f"dense {dense:.1f}", ha="right", va="bottom", color=GREYS[0], fontsize=8.5
+    )
+    for name, line, colour, style in lines:
+        if line:
+            size = 11 if style == "*" else 4.5
+            axes.plot(
+                list(line), list(line.values()), style, color=colour, label=name, markersize=size
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(RATIOS, [f"{c}×" for c in RATIOS])
+    axes.set_ylim(0, 101)
+    axes.set_xlabel("fewer parameters")
+    axes.set_ylabel("top-1 on the test images, %")
+    axes.set_title(
+        "ResNet56, CIFAR-10: 512 unlabelled images,\nno fine-tuning", fontsize=10.5, loc="left"
+    )
+    axes.legend(fontsize=8.2, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 0.97))
+
+
+# ---- bars: one network, one goal -----------------------------------------------------------------
+
+
+def bars(axes: Any, values: dict[str, list[float]], title: str, label: str) -> None:
+    """For each name a bar, or several, the strong ones first; the best name on top, ours in
+    colour.
+    """
+    order = sorted(values, key=lambda name: sum(values[name]))
+    most = max(len(x) for x in values.values())
+    high = 0.74 / most
+    for i, name in enumerate(order):
+        colour = OURS if name.startswith("subprune") else PLAIN if "paper" in name else GREYS[1]
+        for j, value in enumerate(values[name]):
+            y = i + (0.5 * (most - 1) - j) * high
+            axes.barh(y, value, color=colour, alpha=1 - 0.45 * j, height=0.92 * high)
+            axes.text(value, y, f" {value:#.3g}", va="center", fontsize=8)
+    axes.set_yticks(range(len(order)), order, fontsize=8.5)
+    axes.set_xlim(0, 1.13 * max(max(x) for x in values.values()))
+    axes.set_xlabel(label)
+    axes.set_title(title, fontsize=10.5, loc="left")
+
+
+def minilm() -> tuple[dict[str, list[float]], str, str]:
+    """Cosine with the dense embeddings, by the share of the block parameters that was removed."""
+    names = {"default": "subprune, default", "paper's method": "the paper's method"}
+    found: dict[str, dict[float, float]] = defaultdict(dict)
+    for path in sorted((RESULTS / "transformers").glob("*.csv")):
+        for row in rows(path):
+            if row.get("model") == "minilm" and row.get("cosine"):
+                name = names.get(row["variant"], row["variant"])
+                found[name][float(row["removed"])] = float(row["cosine"])
+    shares = sorted({share for line in found.values() for share in line})
+    whole = {
+        name: [line[share] for share in shares]
+        for name, line in found.items()
+        if line.keys() == set(shares)
+    }
+    words = " and ".join(f"{share:.0%}" for share in shares)
+    title = f"MiniLM-L6: {words} removed,\nno labels, no fine-tuning"
+    return whole, title, "cosine with the dense embeddings"
+
+
+def arena() -> Iterator[tuple[dict[str, list[float]], str, str]]:
+    """For each network of the arena, the goal that most entrants were measured at."""
+    for path in sorted((RESULTS / "arena").glob("*.csv")):
+        by_goal: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows(path):
+            if row["entrant"] != "dense":
+                by_goal[row["goal"]][row["entrant"]].append(float(row["top1"]))
+        if by_goal:
+            goal = max(by_goal, key=lambda g: len(by_goal[g]))
+            found = {name: [mean(values)] for name, values in by_goal[goal].items()}
+            yield found, f"{path.stem}, {goal}:\nno fine-tuning", "top-1, %"
+
+
+def main() -> None:
+    panels = [x for x in (minilm(), *arena()) if x[0]]
+    figure, axes = plt.subplots(
+        1,
+        1 + len(panels),
+        figsize=(6.6 + 4.0 * len(panels), 3.7),
+        width_ratios=[1.15] + [1] * len(panels),
+    )
+    resnet56(axes[0] if panels else axes)
+    for place, panel in zip(axes[1:], panels, strict=True):
+        bars(place, *panel)
+    for place in figure.axes:
+        place.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout(w_pad=2.5)
+    figure.savefig(TARGET, dpi=110, metadata={"Software": None})
+    print(f"{TARGET.relative_to(ROOT)} was written from {len(panels) + 1} sets of rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What people have on disk, as inputs: arrays, folders of images, texts and tables of them."""

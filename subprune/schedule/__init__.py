@@ -1,0 +1,1 @@
+"""Pruning in rounds, with training between them."""

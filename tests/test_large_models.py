@@ -1,0 +1,242 @@
+"""What makes large models fit into time and memory changes nothing but rounding, if that."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from language_models import llama
+from torch import Tensor, nn
+
+import subprune
+from subprune.data.batches import batches, folded
+from subprune.errors import OptionError
+from subprune.fit import cross_fit
+from subprune.program.cores import granted
+from subprune.statistics import accumulation, calibration, runs, shelf
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.shared import SharedInputs
+
+QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
+
+
+class Branched(nn.Module):
+    """Convolutions with norms, and a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.a, self.b = nn.Conv2d(8, 12, 3, padding=1), nn.Conv2d(12, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(x + self.norm(self.b(torch.relu(self.a(x)))))
+        return self.head(x.mean((2, 3)))
+
+
+def images() -> tuple[nn.Module, Any]:
+    torch.manual_seed(3)
+    return Branched().double().eval(), torch.randn(40, 3, 8, 8, dtype=torch.float64)
+
+
+def words() -> tuple[nn.Module, Any]:
+    model = llama().double().eval()
+    ids = torch.randint(0, 50, (24, 12), generator=torch.Generator().manual_seed(1))
+    return model, [{"input_ids": part} for part in ids.split(8)]
+
+
+MODELS = {"images": images, "words": words}
+
+
+def pruned(make: Any, **options: Any) -> subprune.Result:
+    model, data = make()
+    return subprune.prune(model, data, keep=0.6, n_samples=None, **QUIET, **options)
+
+
+def assert_same(one: subprune.Result, other: subprune.Result, rtol: float = 0.0) -> None:
+    assert one.plan.kept == other.plan.kept
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+    assert one.report.held_out is not None
+    assert other.report.held_out is not None
+    mine, theirs = one.report.held_out.output_change, other.report.held_out.output_change
+    assert mine == pytest.approx(theirs, rel=1e-6)
+
+
+# ---- batches with large values -------------------------------------------------------------------
+
+
+def test_batches_with_large_values_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = words()
+    whole = Calibration.of(model, batches(data, model, None), 4)
+    assert {b.size for b in whole.batches} == {6}
+    # the logits of one input are 12 · 50 numbers
+    monkeypatch.setattr(calibration, "VALUE_BYTES", 3 * 12 * 50 * 8)
+    divided = Calibration.of(model, batches(data, model, None), 4)
+    assert [b.size for b in divided.batches] == [3] * 8
+    for fold in range(4):
+        rows = [
+            [b.inputs[1]["input_ids"] for b, f in zip(c.batches, c.folds, strict=True) if f == fold]
+            for c in (whole, divided)
+        ]
+        assert torch.equal(torch.cat(rows[0]), torch.cat(rows[1]))
+
+
+def test_all_values_together_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = images()
+    monkeypatch.setattr(calibration, "ALL_BYTES", 2**17)
+    divided = Calibration.of(model, batches(data, model, None))
+    assert max(b.size for b in divided.batches) < 10
+    assert sum(b.size for b in divided.batches) == 40
+
+
+def test_a_model_that_takes_whole_batches_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.reshape(8, 4))
+
+    monkeypatch.setattr(calibration, "VALUE_BYTES", 8)
+    model = nn.Sequential(Fixed(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    given = [torch.randn(8, 4) for _ in range(3)]
+    assert [b.size for b in Calibration.of(model, batches(given, model, None)).batches] == [8] * 3
+
+
+def test_statistics_of_divided_batches_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = images()
+    options = {"method": "asym-in-change", "fit": "ridge"}
+    one = subprune.prune(model, data, keep=0.6, **QUIET, **options)
+    monkeypatch.setattr(calibration, "ALL_BYTES", 2**17)
+    assert_same(one, subprune.prune(model, data, keep=0.6, **QUIET, **options), 1e-9)
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_folds_do_not_depend_on_how_batches_are_divided(parts: int, most: int) -> None:
+    model, data = images()
+    given = batches([data[:25], data[25:]], model, None)
+    expected, numbers = folded(given, parts)
+    divided, others = folded(given, parts, most=most)
+    assert max(b.size for b in divided) <= max(most, 1) or most == 100
+    for fold in range(parts):
+        one = [b.inputs[0][0] for b, f in zip(expected, numbers, strict=True) if f == fold]
+        two = [b.inputs[0][0] for b, f in zip(divided, others, strict=True) if f == fold]
+        assert torch.equal(torch.cat(one), torch.cat(two))
+
+
+def test_rows_in_small_pieces_give_the_same_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    rows, targets = torch.randn(60, 7).double(), torch.randn(60, 3).double()
+    units = torch.arange(7)
+    whole, pieces = Accumulator(7, 3, units), Accumulator(7, 3, units)
+    whole.update(rows, targets)
+    monkeypatch.setattr(accumulation, "_ROWS", 25)
+    monkeypatch.setattr(accumulation, "_STRIP", 2)
+    for part, own in zip(rows.split(9), targets.split(9), strict=True):
+        part = part.clone()
+        pieces.update(part, own)
+        part.zero_()  # what was seen is not looked at again
+    one, two = whole.result(), pieces.result()
+    assert one.rows == two.rows == 60
+    for name in ("gram", "cross", "sums", "target_sums"):
+        torch.testing.assert_close(getattr(one, name), getattr(two, name), rtol=1e-12, atol=1e-12)
+    assert torch.equal(two.gram, two.gram.T)
+
+
+# ---- files in the place of memory ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_values_in_files_change_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pruned(make)
+    made: list[Tensor] = []
+
+    def shelved(x: Tensor) -> Tensor:
+        made.append(shelf.shelved(x))
+        return made[-1]
+
+    monkeypatch.setattr(runs, "RUN_BYTES", 0)
+    monkeypatch.setattr(shelf, "_SMALL", 64)
+    monkeypatch.setattr(runs, "shelved", shelved)
+    assert_same(one, pruned(make))
+    assert any(x.data_ptr() in shelf._maps for x in made)
+    made.clear()
+    gc.collect()
+    assert not shelf._maps  # the files are gone
+
+
+def test_a_tensor_in_a_file_is_an_ordinary_one() -> None:
+    x = torch.randn(4, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+    kept = shelf.shelved(x)
+    assert kept.data_ptr() != x.data_ptr()
+    assert kept.stride() == x.stride()
+    shelf.rest(kept)
+    assert torch.equal(kept, x)
+    assert shelf.shelved(kept) is kept
+    part = x[:, :4]  # of a larger tensor
+    assert shelf.shelved(part) is part
+
+
+# ---- what is shared ------------------------------------------------------------------------------
+
+
+def test_layers_that_read_the_same_share_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+    known = SharedInputs.known
+
+    def noted(self: SharedInputs, *args: Any) -> bool:
+        answers.append(known(self, *args))
+        return answers[-1]
+
+    monkeypatch.setattr(SharedInputs, "known", noted)
+    one = pruned(words)
+    assert sum(answers) >= 3  # k and v after q, up after gate
+    monkeypatch.setattr(SharedInputs, "known", lambda *args: False)
+    assert_same(one, pruned(words), 1e-9)
+
+
+def test_what_is_made_again_for_wide_layers_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pruned(images)
+    monkeypatch.setattr(cross_fit, "_WIDE", 0)
+    monkeypatch.setattr(cross_fit, "_KEPT", 0)
+    assert_same(one, pruned(images), 1e-9)
+
+
+# ---- cores ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_any_number_of_threads_gives_the_same(make: Any) -> None:
+    before = torch.get_num_threads()
+    one, two, again, three = (pruned(make, threads=n) for n in (1, 2, 2, 3))
+    assert torch.get_num_threads() == before
+    assert_same(two, again)  # to the last bit
+    assert_same(one, two, 1e-9)
+    assert_same(one, three, 1e-9)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "two"])
+def test_threads_are_a_number(threads: Any) -> None:
+    with pytest.raises(OptionError, match="threads"):
+        pruned(images, threads=threads)
+
+
+def test_cores_of_a_container(tmp_path: Path) -> None:
+    free = granted(tmp_path)
+    assert free >= 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert granted(tmp_path) == free
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert granted(tmp_path) == 1
+    old = tmp_path / "old" / "cpu"
+    old.mkdir(parents=True)
+    (old / "cpu.cfs_quota_us").write_text("-1\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    assert granted(tmp_path / "old") == free
+    (old / "cpu.cfs_quota_us").write_text("100000\n")
+    assert granted(tmp_path / "old") == 1
