@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import subprune
+from subprune.budget.felt import Felt
 from subprune.statistics.residual import Residual
 from subprune.zoo.datasets import Images, load
 from subprune.zoo.models import build, shipped_lenet
@@ -49,12 +50,16 @@ def prune(model: nn.Module, images: Tensor, ratio: float, seed: int, **more: Any
     )
 
 
-def recovered(model: nn.Module, images: Tensor, ratio: float, seed: int) -> subprune.Result:
+def recovered(**options: Any) -> Variant:
     """Refined, then trained for what is left of ten minutes."""
-    started = time.perf_counter()
-    result = prune(model, images, ratio, seed, refine=4)
-    left = 10 - (time.perf_counter() - started) / 60
-    return subprune.recover(result, images, minutes=left, seed=seed, progress=False)
+
+    def make(model: nn.Module, images: Tensor, ratio: float, seed: int) -> subprune.Result:
+        started = time.perf_counter()
+        result = prune(model, images, ratio, seed, refine=4, **options)
+        left = 10 - (time.perf_counter() - started) / 60
+        return subprune.recover(result, images, minutes=left, seed=seed, progress=False)
+
+    return make
 
 
 def variant(**options: Any) -> Variant:
@@ -65,41 +70,48 @@ def unpruned(model: nn.Module, images: Tensor, ratio: float, seed: int) -> Any:
     return SimpleNamespace(model=model, report=SimpleNamespace(agreement=1.0))
 
 
+FELT = {"allocate": Felt(share=1.0)}  # budgets by felt errors alone
 TABLE: dict[str, Variant] = {
     "dense": unpruned,
     "paper's method (asym-in-change)": variant(method="asym-in-change"),
     "default": variant(),
+    "budgets by felt errors alone": variant(**FELT),
+    "the same, refine": variant(**FELT, refine=4),
+    "the same, refine, mirror images": variant(**FELT, refine=4, augment="mirror"),
+    "the same, refine, recover": recovered(**FELT),
     "refine": variant(refine=4),
     "refine, mirror images": variant(refine=4, augment="mirror"),
-    "recover": recovered,
+    "recover": recovered(),
 }
 
 PLAIN = {"method": "asym-in-change"}
 ABLATION: dict[str, Variant] = {
     "default": variant(),
-    "without: moving targets": variant(target=Residual(rounds=0)),
-    "without: metric in fits": variant(target=Residual(metric=False)),
-    "without: residual target": variant(target="asymmetric"),
-    "without: drift refit": variant(drift=False),
-    "without: constant": variant(fit="ridge"),
-    "without: budgets by the output": variant(allocate="balanced"),
+    "budgets by felt errors alone": variant(**FELT),
+    "without: moving targets": variant(**FELT, target=Residual(rounds=0)),
+    "without: metric in fits": variant(**FELT, target=Residual(metric=False)),
+    "without: residual target": variant(**FELT, target="asymmetric"),
+    "without: drift refit": variant(**FELT, drift=False),
+    "without: constant": variant(**FELT, fit="ridge"),
+    "budgets by relative errors alone": variant(allocate="balanced"),
     "equal fractions": variant(allocate="uniform"),
-    "backward elimination": variant(selector="backward"),
+    "backward elimination": variant(**FELT, selector="backward"),
     "exchanges of units": variant(selector="swap"),
-    "with: mirror images": variant(augment="mirror"),
-    "with: mirror images and crops": variant(augment=["mirror", "crop"]),
-    "with: refine": variant(refine=4),
-    "with: refine, mirror images": variant(refine=4, augment="mirror"),
+    "with: mirror images": variant(**FELT, augment="mirror"),
+    "with: mirror images and crops": variant(**FELT, augment=["mirror", "crop"]),
+    "with: refine": variant(**FELT, refine=4),
+    "with: refine, mirror images": variant(**FELT, refine=4, augment="mirror"),
     "none of them": variant(**PLAIN),
     "alone: drift refit": variant(**PLAIN, drift=True),
     "alone: residual target": variant(**PLAIN, target=Residual(rounds=0, metric=False)),
     "alone: constant": variant(**PLAIN, fit="affine"),
-    "alone: budgets by the output": variant(**PLAIN, allocate="output"),
+    "alone: budgets by felt errors": variant(**PLAIN, **FELT),
 }
 
 COUNTS = (32, 64, 128, 256, 512, 1024, 2048)
 BY_IMAGES: dict[str, Variant] = {
     "default": variant(),
+    "budgets by felt errors alone": variant(**FELT),
     "asym-in-change": variant(method="asym-in-change"),
     "layer-weight-norm": variant(method="layer-weight-norm"),
 }

@@ -115,6 +115,9 @@ def test_shell_blocks_work(
             assert re.search(rf"^{args[0]}:", (ROOT / "Makefile").read_text(), re.M), args
         elif program == "pip":
             assert missing_extras(args) == set(), args
+        elif program == "python" and args[0].startswith("experiments/"):
+            script = (ROOT / args[0]).read_text(encoding="utf-8")
+            assert all(f'"{word}"' in script for word in args if word.startswith("--")), args
         elif program == "python":
             assert args[:2] == ["-m", "subprune_paper.train"], args
             train._parser().parse_args(args[2:])

@@ -11,6 +11,7 @@ from test_budget import demand_of
 from torch import Tensor, nn
 
 import subprune
+from subprune.budget.felt import Felt
 from subprune.budget.goal import Goal
 from subprune.budget.mean import Shape, by_balance, even_share
 from subprune.budget.search import START, Search, _clearly_less, _Trial, divergences
@@ -114,7 +115,7 @@ def test_shapes_lean_and_lie_between_the_extremes() -> None:
     assert early[names[0]] >= late[names[0]]
     assert early[names[-1]] <= late[names[-1]]
     assert early != late
-    assert START.absolute == 1  # the start is what the allocator "output" gives
+    assert START.absolute == Felt().share  # the start is what the allocator "output" gives
 
 
 @pytest.mark.parametrize("wrong", [{"walks": 0}, {"inputs": 1.5}, {"walks": True}])

@@ -233,12 +233,10 @@ def main() -> None:
 
 AGAIN = """## Make a row again
 
-```bash
+```sh
 pip install -e '.[bench,images]'
-python experiments/arena/run.py experiments/arena/resnet56.toml \\
-    --weights resnet56-cifar10.safetensors --data DATA --list
-python experiments/arena/run.py experiments/arena/resnet50.toml --weights resnet50.safetensors \\
-    --sample SAMPLE --validation VALIDATION --cache CACHE --rows "subprune @ speedup=2"
+python experiments/arena/run.py experiments/arena/resnet56.toml --weights resnet56-cifar10.safetensors --data DATA --list
+python experiments/arena/run.py experiments/arena/resnet50.toml --weights resnet50.safetensors --sample SAMPLE --validation VALIDATION --cache CACHE --rows "subprune @ speedup=2"
 ```
 
 `--list` shows the rows of a file and which are there; `--calibration 64 --test 500` tries a row in

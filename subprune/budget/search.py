@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "divergences"]
 
-START = Shape(absolute=1.0)  # as the allocator "output" has it
+START = Shape(absolute=0.5)  # as the allocator "output" has it
 
 # Each knob in turn: what is tried beside the present value.
 TURNS: tuple[Callable[[Shape], Sequence[Shape]], ...] = (
     lambda s: [replace(s, tilt=s.tilt + step) for step in (0.3, -0.3)],
-    lambda s: [replace(s, absolute=value) for value in (0.5, 0.0)],
+    lambda s: [replace(s, absolute=value) for value in (1.0, 0.0)],
     lambda s: [replace(s, mix=value) for value in (0.75, 0.25)],
     lambda s: [replace(s, tilt=s.tilt + step) for step in (0.15, -0.15)],
 )
