@@ -123,8 +123,8 @@ def resnet56(axes: Any) -> None:
     """Top-1 without fine-tuning, by how much smaller the network is."""
     points, dense = torch_pruning()
     lines = [
-        (*ours(REFINES), REFINED, "-o"),
         (*ours(DEFAULTS), OURS, "-o"),
+        (*ours(REFINES), REFINED, "-o"),
         ("the paper's method, our code", rival("asym-in-change", True), PLAIN, "-s"),
         ("the paper, as published", published(), PLAIN, ":s"),
         ("activation × gradient, labels", rival("act-grad", False), GREYS[0], "--^"),
