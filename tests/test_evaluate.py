@@ -90,7 +90,10 @@ def test_encoders_are_compared_by_cosine() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no labels": ({"model": nn.Linear(6, 3), "data": torch.randn(4, 6)}, "nothing to measure"),
-    "an encoder": ({"model": tiny.bert, "data": tiny.tokens(1, 9)[0]}, "not a causal language model"),
+    "an encoder": (
+        {"model": tiny.bert, "data": tiny.tokens(1, 9)[0]},
+        "not a causal language model",
+    ),
     "short": ({"data": torch.tensor([3])}, "has 1 tokens; at least 2"),
     "long context": ({"context": 65}, "context must be at most 64, the model's own"),
     "no context": ({"context": 1}, "context must be a whole number from 2 on, got 1"),

@@ -182,6 +182,23 @@ def test_a_tensor_in_a_file_is_an_ordinary_one() -> None:
     assert shelf.shelved(part) is part
 
 
+def test_without_room_for_files_values_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shelf.tempfile, "TemporaryFile", full)
+    x = torch.randn(4, 8, 64, 64)
+    assert shelf.shelved(x) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_every_type_of_number_can_lie_in_a_file(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (2**19,)).to(dtype)
+    kept = shelf.shelved(x)
+    assert kept.data_ptr() != x.data_ptr()
+    assert torch.equal(kept, x)
+
+
 # ---- what is shared ------------------------------------------------------------------------------
 
 

@@ -51,5 +51,4 @@ print(f"{len(answers)} answers, all the same as PyTorch's")
 # ![The page with the measured latency and its spread](pictures/deploy.png)
 #
 # `small.pt2` instead of `small.onnx` writes a `torch.export` file. On the command line:
-# `subprune export small/model.safetensors --model lenet-mnist --onnx`. More in
-# [Saving, loading, exporting](../files.md).
+# `subprune export small --model lenet-mnist --onnx`. More in [Saving, loading, exporting](../files.md).

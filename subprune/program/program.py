@@ -112,12 +112,15 @@ class Program:
     opaque: dict[str, str] = field(default_factory=dict)  # modules run as a whole, with the reason
     # by value: where tokens lie in it, if some of them do not count
     layouts: Mapping[int, Layout] = field(default_factory=dict)
+    # whether an operation writes into its inputs: these must stay where they are
+    overwrites: bool = field(default=False, init=False, repr=False)
     _last_use: dict[int, int] = field(default_factory=dict, repr=False)
     # given values that are overwritten
     _written: frozenset[int] = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         written = {self.values[v].storage for op in self.ops for v in op.mutates}
+        self.overwrites = bool(written)
         self._written = frozenset(
             v.id for v in self.values.values() if v.source != "op" and v.storage in written
         )
@@ -225,11 +228,6 @@ class Program:
                     if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
                         env.pop(ref, None)
         return env
-
-    @cached_property
-    def overwrites(self) -> bool:
-        """Whether an operation writes into its inputs: these must stay where they are."""
-        return any(op.mutates for op in self.ops)
 
     @cached_property
     def chains(self) -> dict[int, Chain]:

@@ -36,8 +36,8 @@ def breakable(name: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """So many of something."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """So many of something, on one line."""
+    return f"{number:,}\u00a0{noun}{'' if number == 1 else 's'}"
 
 
 def big(x: float) -> str:

@@ -31,14 +31,16 @@ def shelved(x: Tensor) -> Tensor:
     """The tensor in a file; itself if it is small, not on the CPU, or there already."""
     if x.nbytes < _SMALL or x.device.type != "cpu" or not _plain(x) or x.data_ptr() in _maps:
         return x
+    numbers = x.detach().as_strided((x.numel(),), (1,)).view(torch.uint8).numpy()
     try:
         with tempfile.TemporaryFile(prefix="subprune-") as file:
-            file.truncate(x.nbytes)
+            # Written, not filled through the map: a full disk is then an error, not a signal.
+            file.write(numbers.data)
+            file.flush()
             pages = mmap.mmap(file.fileno(), x.nbytes)
     except OSError:  # no room, or no place for files: it stays in memory
         return x
     copy = torch.frombuffer(pages, dtype=x.dtype).as_strided(x.shape, x.stride())
-    copy.copy_(x)
     _maps[copy.data_ptr()] = pages
     rest(copy)
     return copy
@@ -53,5 +55,7 @@ def rest(x: Tensor) -> None:
 
 def _plain(x: Tensor) -> bool:
     """Whether the tensor is all of its own numbers, each once: not a part of a larger one."""
+    if x.layout != torch.strided or x.is_conj() or x.is_neg():
+        return False
     whole = x.untyped_storage().nbytes() == x.nbytes
-    return whole and x.layout == torch.strided and torch.ops.aten.is_non_overlapping_and_dense(x)
+    return whole and bool(torch.ops.aten.is_non_overlapping_and_dense(x))

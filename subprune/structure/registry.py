@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from subprune.errors import OptionError, closest
-from subprune.program.ops import NORMS, PRODUCTS, Norm, Product, kind_of
+from subprune.program.ops import NORMS, PRODUCTS, Norm, Product
 from subprune.program.record import MODULES
 from subprune.structure.flow import RULES, Flow, Rule
 from subprune.structure.rules import index, linear, shape  # noqa: F401  (importing registers the rules)
@@ -88,11 +88,10 @@ def _known(name: str) -> str:
 
 def _kind(operation: Any) -> str:
     """The name by which rules are found: without namespace and overload."""
-    text = operation if isinstance(operation, str) else getattr(operation, "_qualname", None)
-    if text is None:
-        text = kind_of(operation) if hasattr(operation, "_schemas") else str(operation)
-    kind = str(text).rpartition("::")[2].split(".")[0] if "::" in str(text) else str(text)
-    kind = kind_of(kind) if "." in kind else kind
+    # mylib::mixture, mylib.mixture.default, and what torch.library.custom_op gives
+    text = operation if isinstance(operation, str) else getattr(operation, "_qualname", operation)
+    parts = str(text).replace("::", ".").split(".")
+    kind = parts[1] if len(parts) > 1 else parts[0]
     if not kind.isidentifier():
         raise OptionError(
             f"{operation!r:.80} is not an operation; give one of torch.library, its name such as "
