@@ -56,11 +56,12 @@ print(result.report)
 #
 # ## Perplexity on a text of its own
 #
-# `evaluate` reads one long row of token numbers in windows, and prints the protocol with the figure.
+# `evaluate` reads one long row of token numbers in windows, here of a sentence each, and prints the protocol with the
+# figure.
 
 # %%
 text = sentences(100).reshape(-1)
-print(subprune.evaluate(result.model, text, dense=llama, context=48, stride=24))
+print(subprune.evaluate(result.model, text, dense=llama, context=24))
 
 # %% [markdown]
 # ## More accuracy for more time
@@ -72,7 +73,7 @@ recovered = subprune.recover(result, batches, minutes=0.1, progress=False)
 print(recovered.recovery)
 recovered.save_pretrained("smaller-llama")
 again = LlamaForCausalLM.from_pretrained("smaller-llama").eval()
-print(subprune.evaluate(again, text, dense=llama, context=48, stride=24))
+print(subprune.evaluate(again, text, dense=llama, context=24))
 
 # %% [markdown]
 # What to expect of real models is in [Transformers](../results-transformers.md); scripts that go on with adapters,
