@@ -146,7 +146,7 @@ def made(
         "cpu_seconds": round(spent[1], 1),
         "peak_mb_beyond": round(peak - before) if peak else "",
         "machine": machine(),
-        "version": version(),
+        "version": VERSION,
         "note": outcome.note,
     }
 
@@ -161,7 +161,7 @@ def dense_row(
         **quality(given, own.test.labels, given[0]),
         **size(model, model, own.calibration.inputs(slice(0, 1))),
         "machine": machine(),
-        "version": version(),
+        "version": VERSION,
         "note": own.words,
     }
 
@@ -180,6 +180,9 @@ def version() -> str:
 
     changed = git("status", "--porcelain", "--", "../../subprune", ".")
     return f"{git('rev-parse', '--short', 'HEAD')}{'*' if changed else ''}"
+
+
+VERSION = version()  # of what is imported now: files may change while rows are made
 
 
 def memory(name: str) -> float:
