@@ -85,8 +85,8 @@ class Accumulator:
             )
         step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
         for start in range(0, rows.shape[0], step):
-            piece = _working(rows[start : start + step], targets[start : start + step])
-            self._add(*piece, min(_ROWS, step))
+            part, wanted = _working(rows[start : start + step], targets[start : start + step])
+            self._add(part, wanted, min(_ROWS, step))
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""

@@ -190,7 +190,7 @@ class CostModel:
 
     def savings(self, kept: Kept) -> dict[str, tuple[int, int]]:
         """Parameters and FLOPs that each named group takes off, which add up to what all do."""
-        before, after = self._lengths_of({}), self._lengths_of(kept)
+        before, after = (self._lengths_of(x).astype(np.float64) for x in ({}, kept))
         shares = np.zeros((before.size, len(kept)))
         for column, (name, units) in enumerate(kept.items()):
             shares[:, column] = before - self._lengths_of({name: units})
@@ -214,7 +214,7 @@ class CostModel:
         moving = np.flatnonzero(sizes.any(axis=1))
         places = {int(i): place for place, i in enumerate(moving)}
         lengths = []
-        for i in moving:
+        for i in moving.tolist():
             own = np.flatnonzero(sizes[i])
             widths = self._full[columns][own]
             fixed = int(full[i]) - round(float(sizes[i, own] @ widths))
