@@ -231,6 +231,8 @@ def _compared(
         fitted.add(before, after, batch, known)
         if apart is not None:
             held_out.add(before, apart, batch, known)
+    for generator in (others, pruned):  # past their last output: none is left half-way
+        next(generator, None)
     return fitted.result(), held_out.result() if done.versions else None
 
 

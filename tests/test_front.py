@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "compression below one": ({"compression": 0.5}, BudgetError, "at least 1"),
     "a method that is none": ({"keep": 0.5, "method": None}, OptionError, "must be a name"),
     "no fit": ({"keep": 0.5, "fit": "kept"}, OptionError, "did you mean 'keep'"),
-    "a forecast as an option": ({"keep": 0.5, "dry_run": True}, OptionError, "'dry_run'"),
+    "a forecast as an option": ({"keep": 0.5, "dry_run": True}, OptionError, "dry_run is not"),
     "epsilon of text": ({"keep": 0.5, "epsilon": "a"}, OptionError, "between 0 and 1"),
     "forward is not a function": ({"keep": 0.5, "forward": 3}, OptionError, "must be a function"),
     "cache is not a folder": ({"keep": 0.5, "cache": 3}, OptionError, "must be a folder"),

@@ -249,7 +249,7 @@ BAD = {
     ),
     "wrong shape": (lambda m, x: (m, x[:, :, :10], {"keep": 0.5}), DataError, "shapes"),
     "wrong channels": (lambda m, x: (m, x.repeat(1, 3, 1, 1), {"keep": 0.5}), DataError, "shapes"),
-    "a string": (lambda m, x: (m, "images/", {"keep": 0.5}), DataError, "str"),
+    "a string": (lambda m, x: (m, "images/", {"keep": 0.5}), DataError, "cannot be read"),
     "a number": (lambda m, x: (m, 3, {"keep": 0.5}), DataError, "int"),
     "k zero": (lambda m, x: (m, x, {"budgets": {"conv1": 0}}), BudgetError, "1 to 6"),
     "k too large": (lambda m, x: (m, x, {"budgets": {"conv1": 7}}), BudgetError, "1 to 6"),

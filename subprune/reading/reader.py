@@ -111,7 +111,7 @@ class Reader:
         if path.is_dir():
             return self._table(read_dataset(path)) if is_dataset(path) else self._folder(path)
         if path.suffix not in (*ARRAYS, *SUFFIXES, *FILES):
-            raise OptionError(f"{self.option} {self.path!r} cannot be read; give a {KINDS}")
+            raise DataError(f"{self.option} {self.path!r} cannot be read; give a {KINDS}")
         if not path.is_file():
             raise DataError(
                 f"{self.option} {self.path!r} is not a file; check the path, it starts at "
