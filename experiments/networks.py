@@ -26,12 +26,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
+from subprune.budget.felt import Felt
 from subprune.zoo.datasets import load
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 
 ROWS = Path(__file__).parent / "results" / "networks.csv"
-METHODS = ("asym-in-change", "auto")
+METHODS: dict[str, dict[str, Any]] = {
+    "asym-in-change": {"method": "asym-in-change"},
+    "auto": {},
+    "auto, felt errors alone": {"allocate": Felt(share=1.0)},
+    "auto, relative errors alone": {"allocate": "balanced"},
+}
+USUAL = ("asym-in-change", "auto")
 
 
 # ---- networks that are trained here ----------------------------------------------------------
@@ -293,7 +300,7 @@ def rows(
                 case.model,
                 case.calibration,
                 compression=ratio,
-                method=method,
+                **METHODS[method],
                 n_samples=None,
                 time_calls=False,
                 progress=False,
@@ -316,7 +323,7 @@ def main() -> None:
     parser.add_argument("--models-dir", type=Path, required=True)
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--ratios", type=float, nargs="+", default=[1.25, 1.5, 2, 4])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(USUAL))
     options = parser.parse_args()
     written: list[dict[str, Any]] = []
     if ROWS.is_file():

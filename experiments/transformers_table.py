@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
+from subprune.budget.felt import Felt
 
 RESULTS = Path(__file__).parent / "results" / "transformers"
 SPLIT = 180_000  # tokens before it calibrate, tokens from it on test
@@ -81,6 +82,7 @@ def compensated(model: nn.Module, data: Data, removed: float, seed: int) -> subp
 
 VARIANTS: dict[str, Variant] = {
     "default": variant(),
+    "felt errors alone": variant(allocate=Felt(share=1.0)),
     "refine": variant(refine=4),
     "recover": recovered,
     "paper's method": variant(method="asym-in-change"),
