@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], str]] = {
     "a rule": (("--keep", 0.5, "--allocate", "error"), "so --allocate error has no effect"),
     "verify": (
         ("--keep", 0.5, "--verify-data", "mnist-smaple"),
-        "--verify-data 'mnist-smaple': did you mean 'mnist-sample'",
+        "--verify-data 'mnist-smaple' is not a data set by name, a file or a folder: did you mean 'mnist-sample'",
     ),
 }
 

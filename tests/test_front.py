@@ -82,6 +82,9 @@ def test_a_forecast_names_what_cannot_be(lenet: nn.Module, images: Tensor) -> No
     assert set(seen.counts.values()) == {1}
     smallest = seen.parameters[0] / seen.parameters[1]
     assert f"nearest feasible ratio is {smallest:.2f}" in seen.problem
+    share = seen.problem.split(", or ")[-1].split()[0]  # rounded so that it can be asked for
+    assert share == "0.2%"
+    assert subprune.forecast(lenet, images, params=share, allocate="uniform").feasible
     assert "cannot meet the goal" in " ".join(str(seen).split())
     assert not seen.needed  # said before any statistics
     text = subprune.forecast(lenet, images, keep=0.5)._repr_html_()

@@ -165,7 +165,7 @@ def test_a_container_stands_for_its_layers_however_it_was_found(
     [
         (
             "inp*",
-            "only= holds 'inp\\*', .* inp: residual stream: cut only when named itself in only= or budgets=",
+            "only= holds 'inp\\*', .* inp: residual stream: cut only when named itself in only=, budgets= or keep=",
         ),
         ("end", "only= holds 'end', and nothing it matches can be pruned: end: "),
         (["up", "end"], "only= holds 'end'"),

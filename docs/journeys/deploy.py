@@ -3,7 +3,7 @@
 #
 # A pruned model is a smaller dense model, so every exporter and runtime takes it as it is. `export` writes the file,
 # loads it again, runs it beside PyTorch with another batch size too, and keeps it only if the answers agree.
-# (`pip install 'subprune[export]'`)
+# (`pip install 'subprune[export]'`, after subprune itself.)
 
 # %%
 import numpy as np
@@ -20,8 +20,8 @@ images = load("mnist-sample", "train").inputs()[:512]
 # %% [markdown]
 # ## Widths that hardware likes
 #
-# `round_to=8` keeps multiples of eight where a layer is wide enough; `latency="60%"` would search for widths that meet a
-# measured time instead.
+# `round_to=8` cuts layers to multiples of eight; one that is left whole, as `fc2` is here with its 84 neurons, keeps the
+# width it had. `latency="60%"` would search for widths that meet a measured time instead.
 
 # %%
 result = subprune.prune(model, images, compression=2, round_to=8, only="fc*", progress=False)

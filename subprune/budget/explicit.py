@@ -128,7 +128,7 @@ def share_of(value: object) -> float:
         except ValueError:
             share = value
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        why = "{keep:name} must be a fraction above 0 and at most 1, got {got!r}"
+        why = "{keep:name} must be a fraction above 0 and at most 1, such as 0.5 or '50%', got {got!r}"
         raise BudgetError(Message(why, got=value))
     return share
 

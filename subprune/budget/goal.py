@@ -110,8 +110,9 @@ class Limit:
                     limit=self.most // self.inputs,
                     words=words,
                     least=least // self.inputs,
-                    ratio=full / least,
-                    share=least / full,
+                    # rounded to the side on which they can be met
+                    ratio=(100 * full // least) / 100,
+                    share=-(-1000 * least // full) / 1000,
                     quantity=self.quantity,
                 )
             )

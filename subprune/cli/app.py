@@ -26,7 +26,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     help=(
-        "One-shot structured pruning: a smaller dense network in seconds, "
+        "One-shot structured pruning: a smaller dense network in seconds to minutes, "
         "without labels or fine-tuning."
     ),
     no_args_is_help=True,

@@ -74,7 +74,7 @@ def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None
     if path.suffix in SUFFIXES:
         if not path.is_file():
             raise DataError(
-                f"DATA {data!r} is not a file; check the path, it starts at {str(Path.cwd())!r}"
+                f"DATA {data!r} is not a file; check the path, which starts at {str(Path.cwd())!r}"
             )
         folder = how.tokenizer or loaded.folder
         if folder is None:

@@ -111,8 +111,11 @@ def _check_output(output: Path) -> None:
     """Refuse an unusable folder before the work, not after it."""
     if output.exists() and not output.is_dir():
         raise OptionError(f"--output {str(output)!r} is a file; give a folder")
+    new = not output.exists()
     write_atomic(output / ".subprune", b"")
     (output / ".subprune").unlink()
+    if new:  # a goal that is refused leaves no empty folder behind
+        output.rmdir()
 
 
 def _waited(result: Result, parts: dict[str, float]) -> Result:

@@ -60,7 +60,7 @@ def export(
         example: an example input; needed for models that `prune` or `load` did not make.
 
     A file that does not agree with PyTorch is not kept. ONNX needs ``pip install
-    subprune[export]``.
+    'subprune[export]'``.
     """
     model = result if isinstance(result, nn.Module) else result.model
     path = Path(path)

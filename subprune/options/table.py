@@ -101,9 +101,9 @@ class Rows:
     )
     keep: Shares | str | None = option(
         None,
-        "fraction of the units of every group; or of some, by kind (head, neuron, channel), name or "
-        "wildcard, of which the most specific counts, and what is not named stays whole, unless * "
-        "says how much of the rest is kept; 0.5 or 50%",
+        "fraction of the units of every group; or of some, by kind (head, neuron, channel, "
+        "stream), name or wildcard, of which the most specific counts, and what is not named stays "
+        "whole, unless * says how much of the rest is kept; 0.5 or 50%",
         panel=_GOAL,
         metavar="SHARE or NAME=SHARE",
         several=True,

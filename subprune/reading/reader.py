@@ -111,10 +111,11 @@ class Reader:
         if path.is_dir():
             return self._table(read_dataset(path)) if is_dataset(path) else self._folder(path)
         if path.suffix not in (*ARRAYS, *SUFFIXES, *FILES):
-            raise DataError(f"{self.option} {self.path!r} cannot be read; give a {KINDS}")
+            absent = "" if path.exists() else ": there is no such file or folder"
+            raise DataError(f"{self.option} {self.path!r} cannot be read{absent}; give a {KINDS}")
         if not path.is_file():
             raise DataError(
-                f"{self.option} {self.path!r} is not a file; check the path, it starts at "
+                f"{self.option} {self.path!r} is not a file; check the path, which starts at "
                 f"{str(Path.cwd())!r}"
             )
         if path.suffix in ARRAYS:

@@ -150,14 +150,14 @@ class Group:
             return self.barrier
         if self.kind == "stream":
             return Message(
-                "residual stream: cut only when named itself in {only=} or {budgets=}, or with "
-                "{streams=}",
+                "residual stream: cut only when named itself in {only=}, {budgets=} or {keep=}, or "
+                "with {streams=}",
                 streams=True,
             )
         if self.parts:
             return Message(
                 "some layers hold just a part of its units and must keep one: cut only when named "
-                "itself in {only=} or {budgets=}"
+                "itself in {only=}, {budgets=} or {keep=}"
             )
         return ""
 
