@@ -136,6 +136,7 @@ def test_rows_in_small_pieces_give_the_same_sums(monkeypatch: pytest.MonkeyPatch
     whole, pieces = Accumulator(7, 3, units), Accumulator(7, 3, units)
     whole.update(rows, targets)
     monkeypatch.setattr(accumulation, "_ROWS", 25)
+    monkeypatch.setattr(accumulation, "_JOINED", 2)
     monkeypatch.setattr(accumulation, "_STRIP", 2)
     for part, own in zip(rows.split(9), targets.split(9), strict=True):
         part = part.clone()

@@ -32,7 +32,9 @@ def _working(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
 
 
-_ROWS = 2048  # rows that are multiplied at once, if fewer arrive: adding up costs time too
+# Rows of a wide layer that are multiplied at once, if fewer arrive: there adding up costs time too.
+# Products of narrow ones are summed in float64 as they come, which is more exact.
+_ROWS, _JOINED = 2048, 1024
 _STRIP = 512  # columns of BᵀB that are multiplied at once, from the diagonal on
 
 
@@ -86,7 +88,7 @@ class Accumulator:
         step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
         for start in range(0, rows.shape[0], step):
             part, wanted = _working(rows[start : start + step], targets[start : start + step])
-            self._add(part, wanted, min(_ROWS, step))
+            self._add(part, wanted, min(_ROWS, step) if self.d >= _JOINED else 1)
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""
