@@ -393,7 +393,9 @@ def _reasons(calibration: Calibration) -> str:
     refused = calibration.structure.refused
     others = {g.name: g.obstacle for g in calibration.structure.groups if not g.inner}
     stay = list({**others, **refused}.items())[:5]
-    shown = [Message("{name}: {why}", name=name, why=why) for name, why in stay]
+    shown = [
+        Message("{name}: {why}", name=name or "the model itself", why=why) for name, why in stay
+    ]
     return joined(shown) or "it has no layers with parameters that feed another"
 
 

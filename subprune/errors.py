@@ -54,6 +54,10 @@ class StructureError(SubpruneError):
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-    """Return ``"did you mean 'x'? "`` for the nearest allowed name, or an empty string."""
-    near = difflib.get_close_matches(name, list(allowed), n=1)
+    """Return ``"did you mean 'x'? "`` for the nearest allowed name, or the one that it is the
+    beginning of, or an empty string.
+    """
+    known = list(allowed)
+    begun = [x for x in known if len(name) > 2 and x.startswith(name)]
+    near = difflib.get_close_matches(name, known, n=1) or begun[:1]
     return f"did you mean {near[0]!r}? " if near else ""

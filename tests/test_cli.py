@@ -327,7 +327,7 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "no such module": (
         ("prune", "--model", "nowhere:f", "--data", "mnist-sample", "--keep", 0.5),
-        "cannot be imported",
+        "there is no module",
     ),
     "no such name": (
         ("prune", "--model", "json:dumpz", "--data", "mnist-sample", "--keep", 0.5),
@@ -335,11 +335,11 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "not a model": (
         ("prune", "--model", "os:getcwd", "--data", "mnist-sample", "--keep", 0.5),
-        "gave a str",
+        "an object of type str",
     ),
     "a failing callable": (
         ("prune", "--model", "json:loads", "--data", "mnist-sample", "--keep", 0.5),
-        "TypeError",
+        "needs arguments (s)",
     ),
     "data": (
         ("prune", "--model", "lenet-mnist", "--data", "mnist-smaple", "--keep", 0.5),
@@ -362,7 +362,10 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
         "without images",
     ),
     "nothing to export": (("export", "x.safetensors", "--model", "lenet"), "--onnx"),
-    "export of nothing": (("export", "x.safetensors", "--model", "lenet", "--onnx"), "not a file"),
+    "export of nothing": (
+        ("export", "x.safetensors", "--model", "lenet", "--onnx"),
+        "no such file",
+    ),
     "no report": (("report", "nowhere"), "no report"),
     "a command": (("prun",), "prun"),
 }

@@ -108,8 +108,8 @@ def test_weights_that_do_not_fit_change_nothing_and_are_listed(tmp_path: Path) -
     with pytest.raises(DataError) as caught:
         load_weights(model, path)
     message = str(caught.value)
-    assert "missing: conv1.weight, conv1.bias" in message
-    assert "unknown: extra.bias, extra.weight" in message
+    assert "not in the file: conv1.weight, conv1.bias" in message
+    assert "not in the model: extra.bias, extra.weight" in message
     assert "fc3.weight (file [7, 84], model [10, 84])" in message
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 

@@ -41,6 +41,8 @@ def amount(name: str, value: object, full: float) -> float:
     ):
         allowed = 'a positive number or a share such as "50%"'
         raise _wrong_amount(name, allowed, value)
+    if share is None and number < 1 and name in ("params", "flops"):
+        raise _wrong_amount(name, f'a whole number, or a share such as "{100 * number:g}%"', value)
     if share is None:
         return number
     if number > 100:
@@ -98,7 +100,8 @@ class Limit:
             limit.check(cost, smallest)
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.most:
-            words = "params" if self.quantity == "params" else "FLOPs per input"
+            quantity = "parameters" if self.quantity == "params" else "FLOPs"
+            words = quantity if self.quantity == "params" else "FLOPs per input"
             if self.of == "blocks":
                 words = f"{words} in the blocks"
             raise BudgetError(
@@ -113,7 +116,7 @@ class Limit:
                     # rounded to the side on which they can be met
                     ratio=(100 * full // least) / 100,
                     share=-(-1000 * least // full) / 1000,
-                    quantity=self.quantity,
+                    quantity=quantity,
                 )
             )
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 an error nobody foresaw, 2 bad input, 130 stopped with Ctr
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
@@ -39,6 +40,8 @@ _ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
+# what libraries call a number that is none, and what it is called here
+_NUMBERS = {"integer": "a whole number", "float": "a number", "number": "a number"}
 _STOPPED = "stopped; no file was left half-written, and the same command resumes where it can"
 
 
@@ -89,6 +92,9 @@ def _explain(error: Exception, args: list[str]) -> None:
     old = str(getattr(error, "option_name", "")).removeprefix("--").removeprefix("no-")
     if old.replace("-", "_") in RENAMED:
         _fail(RENAMED[old.replace("-", "_")].spelled(FLAGS), 2)
+    words = _own_words(error, args)
+    if words:
+        _fail(words, 2)
     show = getattr(error, "show", None)
     if callable(show):  # an unknown option, a missing value: the command line library words these
         show()
@@ -104,6 +110,20 @@ def _explain(error: Exception, args: list[str]) -> None:
         "report it with the lines above",
         1,
     )
+
+
+def _own_words(error: Exception, args: list[str]) -> str:
+    """What the command line library says too little about; empty for the rest."""
+    if args[:1] == ["eval"] and getattr(error, "option_name", "") in ("--model", "--data"):
+        return "eval takes model and data without flags: subprune eval MODEL DATA"
+    said = str(getattr(error, "message", ""))
+    kind = next((words for word, words in _NUMBERS.items() if word in said), "")
+    for flag in getattr(getattr(error, "param", None), "opts", ()):
+        given = [b for a, b in itertools.pairwise(args) if a == flag]
+        given += [a.partition("=")[2] for a in args if a.startswith(f"{flag}=")]
+        if kind and given:
+            return f"{flag} must be {kind}, got {given[-1]!r}"
+    return ""
 
 
 def _fail(text: str, code: int) -> None:

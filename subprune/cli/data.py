@@ -93,6 +93,11 @@ def load_data(choice: DataChoice) -> Any:
     if ":" in spec:
         choice.reader.refuse_pixels("which has to do that itself")
         return call(find_callable(spec, option), spec, option)
+    if path.suffix == ".py":
+        raise OptionError(
+            f"{option} {spec!r} is a Python file; name the function in it that gives the data, "
+            f"{spec}:NAME"
+        )
     what = "cannot be read" if path.exists() else "is not a data set by name, a file or a folder"
     raise OptionError(
         f"{option} {spec!r} {what}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a "

@@ -51,13 +51,7 @@ def export(
     """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch."""
     if not onnx and not torch_export:
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
-    if saved.is_dir():
-        saved = saved / _MODEL
-    if saved.suffix != ".safetensors" or not saved.is_file():
-        raise DataError(
-            f"there is no saved model at {str(saved)!r}, it is not a file of that kind; give a "
-            "folder that `subprune prune` wrote, or a .safetensors file that it or save() did"
-        )
+    saved = _saved_model(saved)
     from subprune.cli.models import load_model
     from subprune.io.export import export as run
 
@@ -71,6 +65,20 @@ def export(
         return
     for d in done:
         print_text(str(d))
+
+
+def _saved_model(path: Path) -> Path:
+    """The file that is meant; a folder stands for the model in it."""
+    file = path / _MODEL if path.is_dir() else path
+    if file.is_file() and file.suffix == ".safetensors":
+        return file
+    why = "its name does not end in .safetensors" if file.is_file() else "there is no such file"
+    if path.is_dir():
+        why = f"the folder has no {_MODEL}"
+    raise DataError(
+        f"there is no saved model at {str(path)!r}: {why}; give a folder that `subprune prune` wrote, "
+        "or a .safetensors file from it or from subprune.save"
+    )
 
 
 def _add_to_report(path: Path, done: tuple[Exported, ...]) -> None:

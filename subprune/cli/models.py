@@ -6,32 +6,30 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
-import re
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from types import ModuleType
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from subprune.cli import blame
 from subprune.cli.hubs import LIBRARIES, Loaded, named_model, pretrained
-from subprune.errors import DataError, OptionError, closest
-from subprune.io.storage import load as load_pruned
+from subprune.cli.weights import ENDINGS, with_weights
+from subprune.errors import OptionError, closest
 from subprune.zoo.models import build, model_names, shipped_lenet
-from subprune.zoo.weights import load_weights
 
 __all__ = ["Loaded", "call", "find_callable", "is_code", "load", "load_model"]
 
 SHIPPED_MODEL = "lenet-mnist"
-_MISSING = (ModuleNotFoundError, FileNotFoundError)
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_EXAMPLES = {
+    "timm": "timm:resnet50",
+    "torchvision": "torchvision:resnet50",
+    "hf": "hf:FOLDER_OR_ID",
+}
 
 
 def is_code(spec: str) -> bool:
@@ -51,13 +49,17 @@ def load(
     not `trained`.
     """
     library, _, name = spec.partition(":")
-    if library in LIBRARIES and name:
+    if library in LIBRARIES and not name:
+        raise OptionError(
+            f"--model {spec!r} lacks a name after the colon, as in {_EXAMPLES[library]}"
+        )
+    if library in LIBRARIES:
         loaded = named_model(library, name, trained and weights is None, download)
     elif (Path(spec) / "config.json").is_file():
         loaded = pretrained(spec, spec)
     else:
         loaded = Loaded(_own_model(spec, trained and weights is None))
-    model = loaded.model if weights is None else _with_weights(loaded.model, weights)
+    model = loaded.model if weights is None else with_weights(loaded.model, weights)
     return replace(loaded, model=model.eval())
 
 
@@ -67,7 +69,8 @@ def _own_model(spec: str, trained: bool) -> nn.Module:
         made = call(find_callable(spec, "--model"), spec, "--model")
         if not isinstance(made, nn.Module):
             raise OptionError(
-                f"--model {spec} gave a {type(made).__name__}; it must give a torch.nn.Module"
+                f"--model {spec} must give a torch.nn.Module, but gave an object of type "
+                f"{type(made).__name__}"
             )
         return made
     if spec == SHIPPED_MODEL:
@@ -80,11 +83,34 @@ def _own_model(spec: str, trained: bool) -> nn.Module:
             )
         return build(spec)
     known = [SHIPPED_MODEL, *model_names()]
+    meant = _meant(spec)
+    if meant:
+        raise OptionError(f"--model {spec!r} {meant}")
     raise OptionError(
-        f"--model {spec!r}: {closest(spec, known)}give package.module:callable, file.py:callable, "
+        f"--model {spec!r} is not known: {closest(spec, known)}give package.module:callable, file.py:callable, "
         f"timm:NAME, torchvision:NAME, hf:FOLDER_OR_ID, a folder of transformers, or one of "
         f"{', '.join(known)}"
     )
+
+
+def _meant(spec: str) -> str:
+    """What a file or folder is, given alone, and how it can be used; empty for other words."""
+    path = Path(spec)
+    if path.suffix == ".py":
+        return (
+            f"is a Python file; name the function or class in it that makes the model, {spec}:NAME"
+        )
+    if path.suffix in ENDINGS:
+        return (
+            f"is a file of weights, and a model is made by code; give --model file.py:callable "
+            f"--weights {spec}"
+        )
+    if path.is_dir():
+        return (
+            "is a folder without config.json; give one that save_pretrained of the transformers "
+            "library wrote, or file.py:callable"
+        )
+    return ""
 
 
 def find_callable(spec: str, option: str) -> Any:
@@ -107,23 +133,39 @@ def find_callable(spec: str, option: str) -> Any:
         raise OptionError(
             f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}"
         ) from error
-    except _MISSING as error:
-        raise OptionError(
-            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)}"
-        ) from error
     except (Exception, SystemExit) as error:
-        raise OptionError(
-            f"{option} {spec}: {place} cannot be imported: {blame.cause(error)} "
-            f"({blame.place(error)}); --debug shows the traceback"
-        ) from error
+        raise OptionError(f"{option} {spec}: {_not_imported(place, error)}") from error
     return item
+
+
+def _not_imported(place: str, error: BaseException) -> str:
+    """Why a file or module cannot be imported: it is not there, or something in it failed."""
+    if isinstance(error, _NoFile):
+        return f"there is no file {place!r}; check the path, which starts at {str(Path.cwd())!r}"
+    if isinstance(error, ModuleNotFoundError) and (error.name or "") in _with_parents(place):
+        return (
+            f"there is no module {error.name!r}, neither in {str(Path.cwd())!r} nor installed; "
+            "check the name, or give file.py:callable"
+        )
+    where = "" if isinstance(error, SyntaxError) else f" ({blame.place(error)})"
+    return f"importing {place} failed: {blame.cause(error)}{where}; --debug shows the traceback"
+
+
+def _with_parents(module: str) -> list[str]:
+    """``a.b.c``: a, a.b and a.b.c."""
+    parts = module.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+class _NoFile(FileNotFoundError):
+    """The Python file that an option names."""
 
 
 def _module(place: str) -> ModuleType:
     if place.endswith(".py"):
         path = Path(place)
         if not path.is_file():
-            raise FileNotFoundError(f"there is no file {place!r}")
+            raise _NoFile(place)
         return _file_module(path)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -152,6 +194,12 @@ def call(item: Any, spec: str, option: str) -> Any:
     """The object itself, or what it returns; an error inside it is named."""
     if isinstance(item, nn.Module) or not callable(item):
         return item
+    needed = _needed_arguments(item)
+    if needed:
+        raise OptionError(
+            f"{option} {spec} needs arguments ({', '.join(needed)}), and is called without any; name "
+            "a function without arguments that calls it with the right ones"
+        )
     try:
         return item()
     except (Exception, SystemExit) as error:
@@ -161,88 +209,14 @@ def call(item: Any, spec: str, option: str) -> Any:
         ) from error
 
 
-def _with_weights(model: nn.Module, path: Path) -> nn.Module:
-    if not path.is_file():
-        raise DataError(f"--weights {path} is not a file; give a .safetensors or .pt file")
-    if path.suffix == ".safetensors":
-        if _saved_by_us(path):
-            return load_pruned(model, path)
-        load_weights(model, path)
-        return model
-    if path.suffix not in (".pt", ".pth", ".bin"):
-        raise DataError(
-            f"--weights {path} ends in {path.suffix!r}; allowed are "
-            ".safetensors, .pt, .pth and .bin"
-        )
-    _fill(model, _read_pickle(path), path)
-    return model
-
-
-def _saved_by_us(path: Path) -> bool:
+def _needed_arguments(item: Any) -> list[str]:
+    """Arguments without a default, as far as they are known."""
     try:
-        with safe_open(str(path), framework="pt") as file:
-            return str((file.metadata() or {}).get("format", "")).startswith("subprune-")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(
-            f"--weights {path} is damaged or not a safetensors file: {error}"
-        ) from error
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Tensors of a checkpoint, read with ``weights_only=True``: no code in the file is run."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-        OSError,
-        AttributeError,
-        TypeError,
-        IndexError,
-        ImportError,
-        AssertionError,
-        OverflowError,
-        MemoryError,
-        UnicodeError,
-    ) as error:
-        raise DataError(
-            f"--weights {path} cannot be read as plain tensors ({_cause(error)}); save "
-            "model.state_dict() alone, best as safetensors"
-        ) from error
-    for key in _WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if (
-        not isinstance(content, Mapping)
-        or not content
-        or not all(isinstance(x, Tensor) for x in content.values())
-    ):
-        raise DataError(f"--weights {path} holds no dictionary of tensors; save model.state_dict()")
-    return {str(k).removeprefix("module."): x for k, x in content.items()}
-
-
-def _cause(error: Exception) -> str:
-    """In one line without control characters; of PyTorch's long advice on pickles only what it
-    found.
-    """
-    match = re.search(r"Unsupported global: GLOBAL ([\w.]+)", str(error))
-    if match:
-        return f"it holds a pickled {match[1]}, and no code is run to read a file"
-    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error).strip().split("\n")[0])
-    return f"{type(error).__name__}: {text[:200]}"
-
-
-def _fill(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    wanted = model.state_dict()
-    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
-    other = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
-    missing = [k for k in missing if not k.endswith("num_batches_tracked")]
-    if missing or extra or other:
-        raise DataError(
-            f"--weights {path} does not fit {type(model).__name__}: missing {missing[:3]}, unknown "
-            f"{extra[:3]}, other shape {other[:3]}; build the model the file was saved from"
-        )
-    model.load_state_dict(state, strict=False)
+        parameters = inspect.signature(item).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]

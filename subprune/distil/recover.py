@@ -72,6 +72,11 @@ def recover(
         A `Result` with the trained model; its `recovery` says what it brought.
     """
     _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
+    if not hasattr(result, "dense"):
+        raise OptionError(
+            "recover takes what subprune.prune gave back, result, not result.model; got an object "
+            f"of type {type(result).__name__}"
+        )
     teacher = result.dense if dense is None else dense
     if teacher is None:
         raise OptionError(

@@ -198,13 +198,21 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _read(path: Path, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
     if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r} to load")
+        why = f"{str(path)!r} is {'a folder' if path.is_dir() else 'not a file'}"
+        inside = path / "model.safetensors"
+        what = (
+            f"give {str(inside)!r}" if inside.is_file() else "give a file that subprune.save wrote"
+        )
+        raise DataError(f"there is nothing to load: {why}; {what}")
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path.name} is damaged or not a safetensors file: {error}") from error
+        raise DataError(
+            f"{path.name} is damaged or not a safetensors file ({error}); give one that "
+            "subprune.save wrote"
+        ) from error
     return metadata, state
 
 
@@ -214,7 +222,8 @@ def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         got = metadata.get("format", "no format mark")
         raise DataError(
             f"{path.name} was not saved by this version of subprune.save: found {got[:40]!r}, "
-            f"allowed is {', '.join(map(repr, _KNOWN_FORMATS))}"
+            f"allowed is {', '.join(map(repr, _KNOWN_FORMATS))}; plain weights go into the model "
+            "with model.load_state_dict"
         )
     texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
     if _digest(texts) != metadata.get("sha256"):

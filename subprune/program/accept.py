@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from os import PathLike
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def check_model(model: nn.Module) -> None:
 def check_kind(model: nn.Module) -> None:
     """Refuse modules that cannot be recorded or cut, whatever their weights are."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise OptionError(f"model must be a torch.nn.Module, got {_kind(model)}; {_remedy(model)}")
     _check_wrapper(model)
     check_foreign(model)
     for name, module in model.named_modules():
@@ -50,6 +51,24 @@ def check_kind(model: nn.Module) -> None:
                 f"{place} is quantised ({kind.__module__}.{kind.__name__}), so that its weights "
                 "cannot be refitted; prune the model in float32, then quantise the result"
             )
+
+
+def _kind(other: object) -> str:
+    """What was given in the place of a model."""
+    if isinstance(other, type):
+        return f"the class {other.__name__}"
+    return f"an object of type {type(other).__name__}"
+
+
+def _remedy(other: object) -> str:
+    """How to come from it to a model."""
+    if isinstance(other, type):
+        return f"make one, {other.__name__}(…), and load trained weights into it"
+    if isinstance(other, str | PathLike | Mapping):
+        return "build the model and load the weights with model.load_state_dict"
+    if isinstance(other, Tensor):
+        return "the model comes first, then the data"
+    return "give the model itself"
 
 
 def _check_wrapper(model: nn.Module) -> None:

@@ -360,8 +360,25 @@ def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
     first_line = text.splitlines()[0] if text else repr(error)
     return (
         f"the model cannot be called with {what} (shapes {shapes}): "
-        f"{type(error).__name__}: {first_line}"
+        f"{type(error).__name__}: {first_line}; give inputs as its forward takes them, "
+        "with the batch first"
+        f"{_hint(inputs, first_line)}"
     )
+
+
+def _hint(inputs: Inputs, text: str) -> str:
+    """What is likely to be wrong, where inputs or the model's own words show it."""
+    args, kwargs = inputs
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if any(x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3) for x in tensors):
+        return (
+            ": images are (batch, channels, height, width), and x.permute(0, 3, 1, 2) makes them so"
+        )
+    if "unexpected keyword argument" in text:
+        return f": arrays and dicts are passed by their names, here {', '.join(kwargs)}"
+    if "dtype" in text and any(not x.is_floating_point() for x in tensors):
+        return ": whole numbers may have to be made fractions, x.float()"
+    return ""
 
 
 def as_inputs(example: Any) -> Inputs:

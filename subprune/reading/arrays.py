@@ -52,7 +52,8 @@ def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
     except Exception as error:  # the readers below raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"{path} is damaged or not what its name says: {type(error).__name__}: {text}"
+            f"{path} is damaged or not what its name says ({type(error).__name__}: {text}); save "
+            "or download it again"
         ) from error
     if not arrays:
         raise DataError(f"{path} holds no array; it needs at least one of inputs")

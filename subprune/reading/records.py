@@ -33,7 +33,8 @@ def read_table(path: Path) -> Table:
     except Exception as error:  # readers raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"{path} is damaged or not what its name says: {type(error).__name__}: {text}"
+            f"{path} is damaged or not what its name says ({type(error).__name__}: {text}); save "
+            "or download it again"
         ) from error
     return _checked(table, path)
 

@@ -175,7 +175,10 @@ class Report:
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{where} is not JSON: {error}") from error
+            raise DataError(
+                f"{where} is not a report, which is JSON ({str(error)[:200]}); give a report.json "
+                "that subprune wrote"
+            ) from error
         return decode(cls, content, where)
 
     def to_html(self) -> str:

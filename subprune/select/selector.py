@@ -247,7 +247,13 @@ class Function(Selector):
 
 def checked_order(view: View, ranked: Sequence[int]) -> tuple[int, ...]:
     """The ranking as unit numbers; one that is not a ranking is refused."""
-    order = tuple(int(u) for u in ranked)
+    try:
+        order = tuple(int(u) for u in ranked)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"the method's ranking of group {view.group.name!r} must be the numbers of its units, "
+            f"best first, got an object of type {type(ranked).__name__}"
+        ) from error
     if len(set(order)) != len(order) or any(not 0 <= u < view.n_units for u in order):
         raise OptionError(
             f"the method's ranking of group {view.group.name!r} must hold different numbers from "

@@ -15,7 +15,7 @@ from subprune.data.layouts import lay_out
 from subprune.data.tokens import masks
 from subprune.data.views import with_views
 from subprune.errors import DataError
-from subprune.program.program import Program, model_tensors
+from subprune.program.program import Program, flat_tensors, model_tensors
 from subprune.program.record import record_given
 from subprune.statistics.runs import Run
 from subprune.structure.analysis import analyse
@@ -168,4 +168,12 @@ def _programs(
 
 
 def _record(model: nn.Module, batch: Batch) -> Program:
-    return record_given(model, batch.inputs, "the calibration data")
+    program = record_given(model, batch.inputs, "the calibration data")
+    given = [x for x in flat_tensors(batch.inputs) if x.is_floating_point()]
+    made = program.values[program.answer].shape
+    if given and all(x.ndim == 1 for x in given) and made[:1] != given[0].shape:
+        raise DataError(
+            f"calibration data of shape {tuple(given[0].shape)} seems to be one input, for which the "
+            f"model gives {tuple(made)}; inputs have the batch first: give many, [N, …]"
+        )
+    return program

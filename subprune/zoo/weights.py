@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from subprune.errors import DataError
 from subprune.files import write_atomic
 
-__all__ = ["load_weights", "save_weights"]
+__all__ = ["check_fit", "listed", "load_weights", "save_weights"]
 
 _SHOWN = 4
 # Old checkpoints lack this counter; BatchNorm only reads it when momentum is None.
@@ -29,25 +29,24 @@ def load_weights(model: nn.Module, path: str | Path) -> dict[str, str]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"{path} is not a file; give the path of a .safetensors file with weights.")
+        raise DataError(f"{path} is not a file; give the path of a .safetensors file with weights")
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            _check_fit(path, type(model).__name__, shapes, model.state_dict())
+            check_fit(str(path), type(model).__name__, shapes, model.state_dict())
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise DataError(
-            f"{path} cannot be read as safetensors ({error}); it is damaged or of another kind. "
-            "Get it again."
+            f"{path} cannot be read as safetensors ({error}); it is damaged or of another kind: get it again"
         ) from error
     model.load_state_dict(tensors, strict=True)
     return metadata
 
 
-def _check_fit(
-    path: Path, kind: str, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
+def check_fit(
+    file: str, kind: str, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]
 ) -> None:
     """Raise a DataError that lists what is missing, unknown or of another shape."""
     missing = [name for name in wanted if name not in stored and not name.endswith(_OPTIONAL)]
@@ -57,19 +56,16 @@ def _check_fit(
         for name, tensor in wanted.items()
         if name in stored and stored[name] != tuple(tensor.shape)
     ]
-    problems = [
-        f"{words}: {_listed(names)}"
-        for words, names in (("missing", missing), ("unknown", unknown), ("other shape", other))
-        if names
-    ]
+    found = {"not in the file": missing, "not in the model": unknown, "of another shape": other}
+    problems = [f"{words}: {listed(names)}" for words, names in found.items() if names]
     if problems:
         raise DataError(
-            f"{path} does not fit {kind}; {'; '.join(problems)}. "
-            "Build the model the file was saved from."
+            f"{file} does not fit {kind} ({'; '.join(problems)}); build the model that it was saved "
+            "from"
         )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

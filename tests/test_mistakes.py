@@ -1,0 +1,199 @@
+"""Mistakes of newcomers: what was given, what is allowed and what to do, in words of one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from run_cli import Run, runner
+from torch import Tensor, nn
+
+import subprune
+from subprune.errors import SubpruneError, closest
+
+NET = """
+from torch import nn
+def build():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+def sized(width):
+    return nn.Linear(width, 2)
+def number():
+    return 3
+def fails():
+    return [][1]
+"""
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """The command line in a folder with a network, weights and inputs, good ones and bad ones."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    Path("broken.py").write_text("import no_such_library\n")
+    Path("syntax.py").write_text("def build(:\n")
+    for name in ("junk.pt", "junk.safetensors", "junk.npz"):
+        Path(name).write_text("this is not what it seems\n" * 10)
+    Path("empty.pt").touch()
+    torch.save([1, 2], "list.pt")
+    torch.save(network(), "whole.pt")
+    torch.save({**nn.Linear(2, 2).state_dict(), "epoch": 3}, "mixed.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), "other.pt")
+    images = np.zeros((8, 3, 8, 8), np.float32)
+    np.savez("x.npz", x=images)
+    np.savez("last.npz", x=images.transpose(0, 2, 3, 1))
+    np.savez("named.npz", first=images, second=images)
+    return runner(monkeypatch, capsys)
+
+
+WEIGHTS = {
+    "junk.pt": ["is damaged or not a checkpoint of PyTorch", "torch.save"],
+    "junk.safetensors": ["not a safetensors file", "save_file"],
+    "empty.pt": ["is empty (0 bytes)", "again"],
+    "list.pt": ["an object of type list", "save model.state_dict()"],
+    "mixed.pt": ["other things in it (epoch)", "save model.state_dict()"],
+    "whole.pt": ["holds a pickled torch.nn", "would run code", "save model.state_dict()"],
+    "other.pt": ["not in the file: 0.weight", "not in the model: weight, bias", "build the model"],
+    "none.pt": ["is not a file", "check the path, which starts at"],
+    "x.npz": ["ends in '.npz'", ".safetensors, .pt, .pth or .bin"],
+    ".": ["is a folder", ".safetensors, .pt, .pth or .bin"],
+}
+
+
+@pytest.mark.parametrize("file", WEIGHTS)
+def test_files_that_are_no_weights(run: Run, file: str) -> None:
+    done = run("inspect", "--model", "net.py:build", "--weights", file, "--data", "x.npz")
+    assert done.code == 2
+    assert f"--weights {file}" in done.err
+    assert "KeyError" not in done.err
+    for words in WEIGHTS[file]:
+        assert words in done.err
+
+
+MODELS = {
+    "none.py:build": ["there is no file 'none.py'", "check the path, which starts at"],
+    "none:build": ["there is no module 'none'", "check the name"],
+    "net.py": ["is a Python file", "net.py:NAME"],
+    "other.pt": ["is a file of weights", "--model file.py:callable --weights other.pt"],
+    ".": ["is a folder without config.json", "save_pretrained"],
+    "timm:": ["lacks a name after the colon", "timm:resnet50"],
+    "net.py:biuld": ["did you mean 'build'?"],
+    "broken.py:f": ["importing broken.py failed", "'no_such_library'", "broken.py, line 1"],
+    "syntax.py:f": ["importing syntax.py failed: SyntaxError", "syntax.py, line 1"],
+    "net.py:number": ["must give a torch.nn.Module", "an object of type int"],
+    "net.py:sized": ["needs arguments (width)", "a function without arguments"],
+    "net.py:fails": ["failed in net.py, line 10, in fails: IndexError", "--debug"],
+    "resnet560": ["is not known", "did you mean 'resnet56'?", "file.py:callable"],
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_that_are_none(run: Run, model: str) -> None:
+    done = run("inspect", "--model", model, "--data", "x.npz")
+    assert done.code == 2
+    for words in [f"--model {model}" if ":" in model[:-1] else "--model", *MODELS[model]]:
+        assert words in done.err
+
+
+DATA = {
+    "none.npz": ["is not a file", "check the path, which starts at"],
+    "junk.npz": ["is damaged or not what its name says", "save or download it again"],
+    "net.py": ["is a Python file", "net.py:NAME"],
+    "last.npz": ["channels, height, width", "permute(0, 3, 1, 2)"],
+    "named.npz": ["passed by their names, here first, second"],
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_data_that_does_not_fit(run: Run, data: str) -> None:
+    done = run("inspect", "--model", "net.py:build", "--data", data)
+    assert done.code == 2
+    for words in DATA[data]:
+        assert words in done.err
+
+
+FLAGS = {
+    "--compression two": "--compression must be a number, got 'two'",
+    "--compression=two": "--compression must be a number, got 'two'",
+    "--seed 1.5": "--seed must be a whole number, got '1.5'",
+    "--params 0.5": '--params must be a whole number, or a share such as "50%"',
+    "--compression 1e9": "it allows 0 parameters",
+    "--keep 0.5 --method asym": "did you mean 'asym-in-change'?",
+}
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_flags_with_wrong_values(run: Run, flags: str) -> None:
+    done = run("prune", "--model", "net.py:build", "--data", "x.npz", *flags.split())
+    assert done.code == 2
+    assert FLAGS[flags] in done.err
+
+
+def test_commands_that_are_called_as_others_are(run: Run) -> None:
+    done = run("eval", "--model", "net.py:build", "--data", "x.npz")
+    assert (done.code, "subprune eval MODEL DATA" in done.err) == (2, True)
+    done = run("export", ".", "--model", "net.py:build", "--onnx")
+    assert (done.code, "the folder has no model.safetensors" in done.err) == (2, True)
+    done = run("report", "other.pt")
+    assert (done.code, "is not a report, which is JSON" in done.err) == (2, True)
+
+
+# ---- in Python -----------------------------------------------------------------------------------
+
+PYTHON: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
+    "a path": (lambda m, x: subprune.prune("net.pt", x, keep=0.5), "model.load_state_dict"),
+    "a state": (lambda m, x: subprune.prune(m.state_dict(), x, keep=0.5), "model.load_state_dict"),
+    "a class": (lambda m, x: subprune.prune(nn.Linear, x, keep=0.5), "the class Linear; make one"),
+    "in another order": (lambda m, x: subprune.prune(x, m, keep=0.5), "the model comes first"),
+    "one input": (lambda m, x: subprune.prune(m, x[0], keep=0.5), "inputs have the batch first"),
+    "whole numbers": (lambda m, x: subprune.prune(m, x.long(), keep=0.5), r"x\.float\(\)"),
+    "a fraction": (lambda m, x: subprune.prune(m, x, params=0.5), 'a share such as "50%"'),
+    "no ranking": (
+        lambda m, x: subprune.prune(m, x, keep=0.5, method=lambda view: 3),
+        "must be the numbers of its units, best first, got an object of type int",
+    ),
+    "nothing to prune": (lambda m, x: subprune.prune(m[0], x, keep=0.5), "the model itself: "),
+    "a model to recover": (lambda m, x: subprune.recover(m, x), "result, not result.model"),
+    "no file": (lambda m, x: subprune.load(m, "none.safetensors"), "is not a file"),
+    "a folder": (lambda m, x: subprune.load(m, "."), "is a folder; give a file"),
+}
+
+
+@pytest.mark.parametrize("case", PYTHON)
+def test_mistakes_in_python(case: str) -> None:
+    call, words = PYTHON[case]
+    with pytest.raises(SubpruneError, match=words):
+        call(network().eval(), torch.randn(16, 8))
+
+
+def test_a_vector_of_inputs_is_data() -> None:
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x[:, None])
+
+    result = subprune.prune(Scalar().eval(), torch.randn(64), keep=0.5)
+    assert result.plan.counts == {"net.0": 4}
+
+
+def test_the_folder_of_a_pruned_model_names_its_file(tmp_path: Path) -> None:
+    result = subprune.prune(network().eval(), torch.randn(64, 8), keep=0.5)
+    subprune.save(result, tmp_path / "model.safetensors")
+    with pytest.raises(SubpruneError, match=r"give '.*model\.safetensors'"):
+        subprune.load(network(), tmp_path)
+
+
+def test_the_nearest_name() -> None:
+    known = ["asym-in-change", "auto", "weight-norm"]
+    assert closest("weightnorm", known) == "did you mean 'weight-norm'? "
+    assert closest("asym", known) == "did you mean 'asym-in-change'? "
+    assert closest("a", known) == ""
