@@ -14,7 +14,7 @@ import subprune
 from subprune.data.batches import Batch
 from subprune.distil.augment import Sampler
 from subprune.distil.recover import _batch_size
-from subprune.distil.training import answer_loss, features
+from subprune.distil.training import _may_rearrange, answer_loss, features
 from subprune.errors import DataError, OptionError
 
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
@@ -158,3 +158,60 @@ def test_sequences_count_with_their_tokens() -> None:
     assert [_batch_size(batch(8, n)) for n in (1, 12, 256, 4096)] == [64, 64, 4, 1]
     images = Batch(((torch.zeros(8, 3, 9, 9),), {}), None, 8)
     assert _batch_size(images) == 64
+
+
+def test_pasted_rectangles_take_every_share_of_an_image() -> None:
+    sampler = Sampler.of([((torch.randn(4, 1, 32, 48),), {})], True, 0)
+    inside = sampler._rectangles(torch.zeros(4000, 1, 32, 48))
+    assert inside.shape == (4000, 1, 32, 48)
+    shares = inside.double().mean((1, 2, 3))
+    # Uniform between 0 and 1: by mean, and by variance 1/12.
+    assert float(shares.mean()) == pytest.approx(0.5, abs=0.02)
+    assert float(shares.var()) == pytest.approx(1 / 12, rel=0.1)
+    rows, columns = inside.any(3).sum((1, 2)), inside.any(2).sum((1, 2))
+    assert torch.equal(inside.sum((1, 2, 3)), rows * columns)  # one rectangle each
+
+
+class Flattened(nn.Module):
+    """A network that insists on how images lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.head = nn.Linear(8 * 4 * 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.outer(torch.relu(self.inner(x)))
+        return self.head(x.view(len(x), -1))
+
+
+def test_models_that_insist_on_a_memory_layout_are_trained_with_it(pruned: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Flattened().eval(), torch.randn(64, 3, 8, 8)
+    with pytest.raises(RuntimeError):
+        model(x.contiguous(memory_format=torch.channels_last))
+    assert not _may_rearrange([model], ((x,), {}))
+    dense, small, images = pruned[0], pruned[1].model, torch.randn(4, 1, 8, 8)
+    assert _may_rearrange([dense, small], ((images,), {}))
+    result = subprune.prune(model, x, keep=0.5, fit="keep", **QUIET)
+    recovered = subprune.recover(result, x, steps=30, minutes=5, rate=1e-3, progress=False)
+    assert recovered.recovery is not None
+    assert recovered.recovery.loss[1] < recovered.recovery.loss[0]
+
+
+def test_products_in_bfloat16_leave_weights_and_figures_in_float32(pruned: Any) -> None:
+    model, result, x = pruned
+    options: dict[str, Any] = {"steps": 40, "minutes": 5, "rate": 2e-3, "progress": False}
+    recovered = subprune.recover(result, x, products="bfloat16", **options)
+    plain = subprune.recover(result, x, **options)
+    assert {p.dtype for p in recovered.model.parameters()} == {torch.float32}
+    assert recovered.recovery is not None
+    assert plain.recovery is not None
+    before, after = recovered.recovery.loss
+    assert before == plain.recovery.loss[0]
+    assert after < before
+    assert after != plain.recovery.loss[1]
+    held_out = x[torch.arange(96) % 8 == 0]
+    assert after == pytest.approx(loss(recovered.model, model, held_out), rel=1e-4)
+    with pytest.raises(OptionError, match="products"):
+        subprune.recover(result, x, products="int8", **options)  # type: ignore[arg-type]

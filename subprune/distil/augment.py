@@ -1,7 +1,8 @@
-"""More inputs from few: random crops, mirror images, and mixtures of two images.
+"""More inputs from few: random crops, mirror images, mixtures of two images, and images with a
+square of another one pasted in.
 
 The dense model says what should come out for each of them, so nothing needs a label, and a mixture
-is as good an input as an image. Inputs that are no images are left as they are.
+is as good an input as an image. Inputs that are not images are left as they are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from subprune.data.views import is_image, mirrored, moved
 
 __all__ = ["Sampler"]
+
+_MIXED, _PASTED = 0.3, 0.3
+"""Shares of the batches whose images are mixed with others, and that have squares of others."""
 
 
 class Sampler:
@@ -52,15 +56,32 @@ class Sampler:
         return tree_unflatten(chosen, self.spec)
 
     def _changed(self, x: Tensor) -> Tensor:
-        """Mirrored, moved, and for half of the batches mixed with one another."""
+        """Mirrored, moved, and for some of the batches mixed with, or pasted into, one another."""
         n = len(x)
         chosen = torch.rand(n, generator=self.random) < 0.5
         x = moved(torch.where(chosen[:, None, None, None], mirrored(x), x), self.random)
-        if float(torch.rand((), generator=self.random)) < 0.5:
-            other = torch.randperm(n, generator=self.random)
+        kind = float(torch.rand((), generator=self.random))
+        if kind >= _MIXED + _PASTED:
+            return x
+        other = x[torch.randperm(n, generator=self.random)]
+        if kind < _MIXED:
             share = torch.rand(n, 1, 1, 1, generator=self.random).to(x)
-            x = share * x + (1 - share) * x[other]
-        return x
+            return share * x + (1 - share) * other
+        return torch.where(self._rectangles(x), other, x)
+
+    def _rectangles(self, x: Tensor) -> Tensor:
+        """A random rectangle of every image, of the image's proportions: [N, 1, height, width]."""
+        n = len(x)
+        # The root of a uniform number as side: every share of the area is as likely.
+        side = torch.rand(n, generator=self.random).sqrt()
+        inside = []
+        for length in x.shape[2:]:
+            extent = side * length
+            start = torch.rand(n, generator=self.random) * (length - extent)
+            at = torch.arange(length) + 0.5
+            inside.append((at >= start[:, None]) & (at < (start + extent)[:, None]))
+        rows, columns = inside
+        return (rows[:, None, :, None] & columns[:, None, None, :]).to(x.device)
 
 
 def _rows(leaves: Sequence[Any]) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ __all__ = ["recover"]
 
 _HELD_OUT = 8  # one of so many inputs is never trained on
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
+_PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def recover(
@@ -43,6 +44,7 @@ def recover(
     rate: float = 1e-4,
     batch: int | None = None,
     augment: bool = True,
+    products: Literal["float32", "bfloat16"] = "float32",
     n_samples: int | str | None = None,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
@@ -50,8 +52,8 @@ def recover(
 ) -> Result:
     """Train the smaller model to answer as the dense one does. Neither model given is changed.
 
-    No labels: the dense model says what should come out, also for crops, mirror images and mixtures
-    of the inputs. One input of eight is held out; the state on the way that does best on those is
+    No labels: the dense model says what should come out, also for crops, mirror images, mixtures
+    and collages of the inputs. One input of eight is held out; the state on the way that does best on those is
     what stays, be it the first.
 
     Args:
@@ -63,6 +65,8 @@ def recover(
         rate: the highest learning rate of Adam; small, since the start is good.
         batch: inputs of a step; by default 64, of long sequences as many as have 1,024 tokens.
         augment: whether images are cropped, mirrored and mixed.
+        products: "bfloat16" multiplies in that type while training, about twice as fast where
+            the processor can (AVX-512 BF16, AMX); weights and figures stay as they are.
         n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
         seed: of everything random.
@@ -72,6 +76,8 @@ def recover(
         A `Result` with the trained model; its `recovery` says what it brought.
     """
     _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
+    if products not in _PRODUCTS:
+        raise OptionError(must_be("products", f"one of {', '.join(_PRODUCTS)}", products))
     if not hasattr(result, "dense"):
         raise OptionError(
             "recover takes what subprune.prune gave back, result, not result.model; got an object "
@@ -92,7 +98,9 @@ def recover(
         )
     sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
     size = _batch_size(seen[0]) if batch is None else batch
-    course = Course(minutes=minutes, rate=rate, batch=size, steps=steps)
+    course = Course(
+        minutes=minutes, rate=rate, batch=size, steps=steps, products=_PRODUCTS[products]
+    )
     with (
         progress_bar({"training": course.looks + 1}, progress) as tick,
         _at_rest(teacher, result.model),
