@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 BASE   := $(VENV)/.package
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo test quick lint types unit docs package bench clean
+.PHONY: help setup demo test quick lint types unit chaos docs pages package bench clean
 
 help:
 	@echo "make demo   prune the shipped LeNet at five ratios; models and report go to demo-output/"
 	@echo "make test   lint, type check and all tests"
 	@echo "make quick  lint and the fast tests, under a minute"
+	@echo "make chaos  kills, full disks, hanging workers, little memory: a printed tally; ten minutes"
 	@echo "make docs   build the documentation to build/site, warnings as errors"
+	@echo "make pages  make the results pages again from the committed rows"
 	@echo "make package  wheels and sdists, installed and tried in a clean environment"
 	@echo "make bench  measure speed against this machine's limit (DATA= and MODELS= name folders); up to two hours"
 	@echo "make setup  only create .venv and install"
@@ -54,8 +56,16 @@ TESTED := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 unit: setup
 	$(TESTED) $(BIN)/python -m pytest -n auto --dist loadfile
 
+# Kills, full disks, hanging workers, 500 calls, little memory; then 3,000 new problems for the numerical core.
+chaos: setup
+	$(TESTED) $(BIN)/python tests/chaos.py $(if $(RECORD),--record $(RECORD)) $(if $(LANGUAGE),--language $(LANGUAGE))
+	$(TESTED) SUBPRUNE_CASES=3000 $(BIN)/python -m pytest -q tests/test_numerics.py
+
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pages: setup
+	$(BIN)/python scripts/pages.py
 
 package: setup
 	$(BIN)/python scripts/package.py

@@ -2,11 +2,14 @@
 
     python benchmarks/large_models.py --language FOLDER --text FILE [--layers 3]
     python benchmarks/large_models.py --resnet50 [WEIGHTS] [--images 512]
+    python benchmarks/large_models.py --llama7b BLOCKS [--inputs 8] [--length 128]
 
 Language model: 64 sequences of 256 tokens of a text, a fifth of the parameters in the blocks
 removed; FOLDER is one that transformers can load (a .gguf file in it is dequantised), the text
 WikiText-2's raw test file. ResNet50: images of 224 × 224 random numbers, which take as long as
-others, compressed by 1.5; without weights the network is a random one.
+others, compressed by 1.5; without weights the network is a random one. LLaMA-7B: its shapes and some
+of its 32 blocks, random weights and tokens, bfloat16, a fifth of the MLP's units removed, one strength
+of the ridge and nothing held out; `--width` divides all widths, to see how memory grows with many blocks.
 
 Each row is made in a process of its own and added to benchmarks/results/large-models.csv: CPU
 seconds and wall clock, seconds of the parts, and the peak of memory beyond the model and its data.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import subprocess
 import sys
 import time
@@ -61,17 +65,47 @@ def images(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
     return model, data, {"compression": 1.5}, f"{name}, {options.images} images of 224 x 224"
 
 
+BLOCKS = 32  # of LLaMA-7B
+
+
+def llama7b(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
+    """The same of a language model with the shapes of LLaMA-7B."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    part, blocks = options.width, options.llama7b
+    shapes = {"hidden_size": 4096 // part, "intermediate_size": 11008 // part}
+    heads = {"num_attention_heads": 32 // part, "num_hidden_layers": blocks}
+    config = LlamaConfig(**shapes, **heads, vocab_size=32000 // part)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    rows = torch.randint(0, 32000 // part, (options.inputs, options.length))
+    goal = {"keep": 0.8, "only": "*.mlp", "fit": "ridge", "ridge": 1e-2, "folds": 1, "drift": False}
+    name = f"LLaMA-7B{'' if part == 1 else f' of 1/{part} the width'}, {blocks} of {BLOCKS} blocks"
+    name += f", bfloat16, MLPs, {options.inputs} x {options.length} tokens"
+    return model, [{"input_ids": part} for part in rows.split(1)], goal, name
+
+
 def row(options: argparse.Namespace) -> dict[str, Any]:
     """One run, in this process."""
     from machine import describe
     from transformers_table import _fresh_peak, _memory
 
     make = language if options.language is not None else images
+    make = make if options.llama7b is None else llama7b
     model, data, goal, name = make(options)
     before = _fresh_peak()
     wall, cpu = time.perf_counter(), time.process_time()
+    clock: list[float] = []
     result = subprune.prune(
-        model, data, n_samples=None, threads=options.threads, time_calls=False, **goal
+        model,
+        data,
+        n_samples=None,
+        threads=options.threads,
+        time_calls=False,
+        callback=lambda group: clock.append(time.process_time()),
+        **goal,
     )
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = _memory("VmHWM") - before
@@ -83,6 +117,10 @@ def row(options: argparse.Namespace) -> dict[str, Any]:
         "cpu seconds": round(cpu, 1),
         "wall seconds": round(wall, 1),
         "peak MB beyond": round(peak),
+        "model MB": round(sum(p.nbytes for p in model.parameters()) / 2**20),
+        "cpu seconds from group to group": " ".join(
+            f"{b - a:.0f}" for a, b in itertools.pairwise(clock)
+        ),
         "threads": options.threads or torch.get_num_threads(),
         "parts, wall seconds": parts,
         "machine": f"{describe()['processor']}, {describe()['cores']} cores",
@@ -100,6 +138,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--resnet50", type=Path, nargs="?", const=Path(), help="its weights")
     parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--llama7b", type=int, metavar="BLOCKS", help="of random weights")
+    parser.add_argument("--width", type=int, default=1, help="what its widths are divided by")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--version", default=subprune.__version__, help="for the record")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from machine import timed
 from torch import nn
-from workloads import IMAGES, Place, _paper_layers
+from workloads import IMAGES, Place, paper_layers
 
 import subprune
 from subprune.data.batches import batches
@@ -36,7 +36,7 @@ def compare(place: Place, compression: float = 2.0) -> list[dict[str, Any]]:
     model = place.network("resnet56")
     size = count_parameters(model)
     found = [_row("dense", 0.0, model, test, size)]
-    only = _paper_layers("resnet56", model)
+    only = paper_layers("resnet56", model)
     for name, options in {
         "subprune, default": {},
         "subprune, plain fit and knapsack": PLAIN,

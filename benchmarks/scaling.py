@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from machine import timed
-from workloads import RESIDUAL, Place, synthetic
+from workloads import QUICK, RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.select.greedy import greedy
@@ -19,7 +19,8 @@ from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products
 from subprune.zoo.models import build
 
-REPEATS = 3
+REPEATS = 1 if QUICK else 3
+MOST = 2 if QUICK else None  # sizes of each kind that are measured
 
 
 def best(work: Callable[[], Any], repeats: int = REPEATS) -> float:
@@ -31,7 +32,7 @@ def best(work: Callable[[], Any], repeats: int = REPEATS) -> float:
 def by_columns() -> list[tuple[int, float]]:
     """The whole keep order against d, from ready statistics, d/8 outputs."""
     found = []
-    for d in (256, 512, 1024, 2048, 4096):
+    for d in (256, 512, 1024, 2048, 4096)[:MOST]:
         statistics = synthetic(d, d // 8)
         found.append(
             (d, best(lambda s=statistics, d=d: greedy([s], d), 1 if d > 2000 else REPEATS))
@@ -42,7 +43,7 @@ def by_columns() -> list[tuple[int, float]]:
 def by_rows() -> list[tuple[int, float]]:
     """Statistics of a linear layer with 512 columns against its rows."""
     found = []
-    for rows in (2048, 8192, 32768, 131072):
+    for rows in (2048, 8192, 32768, 131072)[:MOST]:
         x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
 
         def work(x: torch.Tensor = x) -> None:
@@ -56,7 +57,7 @@ def by_images() -> list[tuple[int, float]]:
     """Statistics of a 3×3 convolution with 64 channels on 8×8 maps against its rows (patches)."""
     conv = Convolution.make((3, 3), (1, 1), (1, 1), (1, 1), "zeros", 1)
     found = []
-    for images in (32, 128, 512, 2048):
+    for images in (32, 128, 512, 2048)[:MOST]:
         x = torch.randn(images, 64, 8, 8, generator=torch.Generator().manual_seed(0))
         found.append((images * 64, best(lambda x=x: shifted_products(x, None, conv))))
     return found
@@ -68,7 +69,7 @@ def by_depth(place: Place, images: int = 64) -> list[tuple[int, float]]:
     """
     data = place.images("cifar10", "train", images)
     found = []
-    for depth in (20, 32, 44, 56, 110):
+    for depth in (20, 32, 44, 56, 110)[:MOST]:
         torch.manual_seed(0)
         model = build(f"resnet{depth}").eval()
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from machine import Rates, peak_memory, timed
+from odd_networks import DenselyConnected, LongKernels
 from plain import select
+from sampling import Profile, sampled
 from torch import Tensor, nn
 
 import subprune
@@ -32,7 +34,8 @@ from subprune.zoo.datasets import load
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights
 
-IMAGES = 512
+QUICK = bool(os.environ.get("SUBPRUNE_BENCH_QUICK"))  # everything once, small: does it run?
+IMAGES = 32 if QUICK else 512
 # what the paper prunes in a ResNet: the first layers of residual branches
 RESIDUAL = "layer*.conv1"
 
@@ -46,6 +49,7 @@ class Measured:
     double: float = 0.0  # and in float64
     peak: int = 0
     allowance: int = 0  # bytes of memory allowed; 0 if nothing was promised
+    profile: Profile | None = None  # of a run that was not timed, where there is one
     notes: dict[str, Any] = field(default_factory=dict)
 
     def limit(self, rates: Rates) -> float:
@@ -123,32 +127,56 @@ def prune_limit(
 # ---- pruning whole networks ----------------------------------------------------------------------
 
 
-def prune_network(name: str, place: Place, rates: Rates, **options: Any) -> Measured:
-    """A whole `prune` call with AsymInChange, c = 2."""
+def prune_network(name: str, place: Place, **options: Any) -> Measured:
+    """A whole `prune` call of a network for CIFAR-10 with AsymInChange, c = 2."""
     model, data = place.network(name), place.images("cifar10", "train", IMAGES)
-    only = _paper_layers(name, model)
-    warm = place.images("cifar10", "train", 4)
-    subprune.prune(model, warm, keep=0.9, only=only[:1], progress=False)  # lazy imports of PyTorch
+    how = {"method": "asym-in-change", "only": paper_layers(name, model), **options}
+    return pruned(model, data, compression=2, **how)
+
+
+def pruned(model: nn.Module, data: Tensor, **how: Any) -> Measured:
+    """A whole `prune` call, without the timing of the finished models."""
+    quiet: Any = {"progress": False, "time_calls": False}
+    subprune.prune(model, data[:4], **{**how, **quiet})  # lazy imports of PyTorch
 
     def work() -> Any:
-        how = {"method": "asym-in-change", **options}
-        return subprune.prune(model, data, only=only, progress=False, **how)
+        return subprune.prune(model, data, **{**how, **quiet})
 
-    with peak_memory() as memory:
+    with peak_memory() as memory, sampled() as profile:
         work()
     seconds, result = timed(work)
     calibration = Calibration.of(model, batches(data, model))
     groups = [g for g in in_order(calibration.structure.inner()) if g.name in result.plan.kept]
     counts = {g.name: len(result.plan.kept[g.name]) for g in groups}
-    found = prune_limit(calibration, groups, counts, curves=options.get("allocate") != "uniform")
-    found.seconds, found.peak = seconds, memory.extra
+    found = prune_limit(calibration, groups, counts, curves=how.get("allocate") != "uniform")
+    found.seconds, found.peak, found.profile = seconds, memory.extra, profile
     found.allowance = _allowance(calibration, groups)
     before, after = result.report.parameters
-    found.notes = {"layers": len(groups), "images": IMAGES, "compression": round(before / after, 3)}
+    found.notes = {
+        "layers": len(groups),
+        "images": len(data),
+        "compression": round(before / after, 3),
+    }
     return found
 
 
-def _paper_layers(name: str, model: nn.Module) -> list[str]:
+def many_groups() -> Measured:
+    """A densely connected network: 87 groups, each read by many layers."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    images = torch.randn(min(256, IMAGES), 3, 32, 32, generator=generator)
+    return pruned(DenselyConnected().eval(), images, keep=0.5, method="asym-in-change")
+
+
+def long_kernels() -> Measured:
+    """One-dimensional convolutions with kernels of 64."""
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    sounds = torch.randn(min(256, IMAGES), 1, 4000, generator=generator)
+    return pruned(LongKernels().eval(), sounds, keep=0.5, method="asym-in-change")
+
+
+def paper_layers(name: str, model: nn.Module) -> list[str]:
     """What the paper prunes: first layers of residual branches; all but the last features layer and
     the classifier.
     """
@@ -203,7 +231,8 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
     def ours() -> Any:
         return greedy(Layer().gather(Stand(group=group, current=run, dense=run)).statistics, n)
 
-    ours()  # warm
+    with sampled() as profile:
+        ours()  # warm
     seconds, order = timed(ours)
     rows, weight, units = _activations(group, run)
     slow = select(rows, weight, units, count)
@@ -214,6 +243,7 @@ def one_layer(place: Place, name: str, layer: str, steps: int | None) -> Measure
         seconds,
         gram,
         elimination,
+        profile=profile,
         notes={
             "layer": f"{name} {layer}",
             "rows": len(rows),
@@ -253,13 +283,13 @@ def feed_forward(d: int = 11008, m: int = 4096, share: float = 0.5) -> Measured:
     """The keep order of a LLaMA-7B-sized feed-forward layer, from ready statistics."""
     statistics = synthetic(d, m)
     k = int(d * share)
-    with peak_memory() as memory:
+    with peak_memory() as memory, sampled() as profile:
         seconds, order = timed(lambda: greedy([statistics], d, k))
     left = d - k
     double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
     notes = {"d": d, "m": m, "k": k, "error_left": float(order.errors[-1])}
     ready = statistics.gram.nbytes + statistics.cross.nbytes
-    return Measured(seconds, 0.0, double, memory.extra + ready, 8 * 10**9, notes)
+    return Measured(seconds, 0.0, double, memory.extra + ready, 8 * 10**9, profile, notes)
 
 
 def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
@@ -292,33 +322,37 @@ def linear_statistics(rows: int, d: int, m: int) -> Measured:
         gather.update(x)
         return greedy(gather.result(w), d, d // 2)
 
+    with sampled() as profile:
+        work()
     seconds, _ = timed(work)
     rank, left = min(rows, d // 2), d - min(rows, d // 2)
     double = (d**3 - left**3) / 3 + m * (d**2 - left**2)
-    return Measured(
-        seconds, rows * d * d, double, notes={"rows": rows, "d": d, "m": m, "rank": rank}
-    )
+    notes = {"rows": rows, "d": d, "m": m, "rank": rank}
+    return Measured(seconds, rows * d * d, double, profile=profile, notes=notes)
 
+
+_SHARE = 8 if QUICK else 1  # by which sizes of layers are divided
 
 WORKLOADS: dict[str, Callable[[Place, Rates], Measured]] = {
-    "resnet56, equal fractions": lambda p, r: prune_network(
-        "resnet56", p, r, compression=2, allocate="uniform", time_calls=False
+    "resnet56, equal fractions": lambda p, r: prune_network("resnet56", p, allocate="uniform"),
+    "resnet56, default": lambda p, r: prune_network("resnet56", p),
+    "resnet56, method auto": lambda p, r: prune_network("resnet56", p, method="auto"),
+    "vgg11, equal fractions": lambda p, r: prune_network("vgg11", p, allocate="uniform"),
+    "vgg11, default": lambda p, r: prune_network("vgg11", p),
+    "vgg11, method auto": lambda p, r: prune_network("vgg11", p, method="auto"),
+    "feed-forward 11008 → 4096, half kept": lambda p, r: feed_forward(
+        11008 // _SHARE, 4096 // _SHARE
     ),
-    "resnet56, default": lambda p, r: prune_network(
-        "resnet56", p, r, compression=2, time_calls=False
+    "linear 4096 → 1024, 1024 rows": lambda p, r: linear_statistics(
+        1024 // _SHARE, 4096 // _SHARE, 1024 // _SHARE
     ),
-    "vgg11, equal fractions": lambda p, r: prune_network(
-        "vgg11", p, r, compression=2, allocate="uniform", time_calls=False
+    "linear 4096 → 1024, 16384 rows": lambda p, r: linear_statistics(
+        16384 // _SHARE, 4096 // _SHARE, 1024 // _SHARE
     ),
-    "vgg11, default": lambda p, r: prune_network("vgg11", p, r, compression=2, time_calls=False),
-    "feed-forward 11008 → 4096, half kept": lambda p, r: feed_forward(),
-    "linear 4096 → 1024, 1024 rows": lambda p, r: linear_statistics(1024, 4096, 1024),
-    "linear 4096 → 1024, 16384 rows": lambda p, r: linear_statistics(16384, 4096, 1024),
+    "densely connected, 87 groups, 256 images": lambda p, r: many_groups(),
+    "kernels of 64, 256 sounds": lambda p, r: long_kernels(),
     "resnet56 layer1.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer1.4.conv1", None),
     "resnet56 layer2.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer2.4.conv1", None),
     "resnet56 layer3.4.conv1": lambda p, r: one_layer(p, "resnet56", "layer3.4.conv1", 32),
     "vgg11 features.15": lambda p, r: one_layer(p, "vgg11", "features.15", 1),
 }
-
-if os.environ.get("SUBPRUNE_BENCH_QUICK"):
-    IMAGES = 32

@@ -36,9 +36,16 @@ BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->"
 # What is drawn as ours: the first variant that has rows enough.
 DEFAULTS = {
     "default": "subprune, default",
-    "budgets by felt errors alone": "subprune, auto (budgets by felt errors)",
+    "budgets by felt errors alone": "subprune, earlier default",
 }
-REFINES = {"refine": "subprune, refine=4", "the same, refine": "subprune, the same, refine=4"}
+# Networks of the arena that are drawn as bars, and what its goals are called.
+NETWORKS = {"resnet50": "ResNet50, ImageNet", "efficientnet-lite0": "EfficientNet-Lite0, ImageNet"}
+WORDS = {"speedup": "FLOPs", "compression": "parameters"}
+EARLIER = "felt errors alone"  # what the default was before; not drawn beside it
+REFINES = {
+    "refine": "subprune, refine=4",
+    "the same, refine": "subprune, refine=4 (earlier budgets)",
+}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -78,9 +85,10 @@ def caption() -> str:
     return (
         f"*With half its parameters, ResNet56 keeps {line[2]:.1f}% top-1 of {dense:.1f}%; with a "
         f"quarter, {line[4]:.1f}%, where the paper's method keeps {paper[4]:.1f}%\n"
-        f"and the weight norm {norm[4]:.1f}%, all without a step of training. Every point is a "
-        "committed row, rivals in their best setting\n"
-        "([rows and protocol](docs/alternatives.md)); where one is ahead, the picture shows it.*\n"
+        "([one of several figures](docs/alternatives.md#one-method-several-figures)) and the weight "
+        f"norm {norm[4]:.1f}%, all without a step of\n"
+        "training. Every point is a committed row, rivals in their best setting "
+        "([rows and protocol](docs/alternatives.md)); where one\nis ahead, the picture shows it.*\n"
     )
 
 
@@ -183,44 +191,57 @@ def minilm() -> tuple[dict[str, list[float]], str, str]:
             if row.get("model") == "minilm" and row.get("cosine"):
                 name = names.get(row["variant"], row["variant"])
                 found[name][float(row["removed"])] = float(row["cosine"])
-    shares = sorted({share for line in found.values() for share in line})
+    known = sorted(share for line in found.values() for share in line)
+    shares = [x for x in dict.fromkeys(known) if known.count(x) > len(found) / 2]
     whole = {
         name: [line[share] for share in shares]
         for name, line in found.items()
-        if line.keys() == set(shares)
+        if line.keys() >= set(shares) and name != EARLIER
     }
-    words = " and ".join(f"{share:.0%}" for share in shares)
-    title = f"MiniLM-L6: {words} removed,\nno labels, no fine-tuning"
+    words = " / ".join(f"{share:.0%}" for share in shares)
+    title = f"MiniLM-L6: {words} of the blocks'\nparameters removed, no labels"
     return whole, title, "cosine with the dense embeddings"
 
 
 def arena() -> Iterator[tuple[dict[str, list[float]], str, str]]:
-    """For each network of the arena, the goal that most entrants were measured at."""
-    for path in sorted((RESULTS / "arena").glob("*.csv")):
+    """For each network of the arena, the goal at which subprune was measured beside most rivals;
+    none where there is nothing to compare, or where lines are drawn already.
+    """
+    for stem, network in NETWORKS.items():
         by_goal: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for row in rows(path):
-            if row["entrant"] != "dense":
+        dense: list[float] = []
+        for row in rows(RESULTS / "arena" / f"{stem}.csv"):
+            if row["entrant"] == "dense":
+                dense.append(float(row["top1"]))
+            else:
                 by_goal[row["goal"]][row["entrant"]].append(float(row["top1"]))
-        if by_goal:
-            goal = max(by_goal, key=lambda g: len(by_goal[g]))
-            found = {name: [mean(values)] for name, values in by_goal[goal].items()}
-            yield found, f"{path.stem}, {goal}:\nno fine-tuning", "top-1, %"
+        compared = [g for g in by_goal if "subprune" in by_goal[g] and len(by_goal[g]) > 1]
+        if compared:
+            goal = max(compared, key=lambda g: len(by_goal[g]))
+            what, _, factor = goal.partition("=")
+            found = {_short(name): [mean(values)] for name, values in by_goal[goal].items()}
+            if dense:
+                found["dense"] = [mean(dense)]
+            yield found, f"{network}:\n{WORDS[what]} ÷ {factor}, no fine-tuning", "top-1, %"
+
+
+def _short(entrant: str) -> str:
+    """An entrant's name for a narrow picture; the table has the whole one."""
+    name = entrant.replace(", BatchNorm re-estimated", "").replace(", ", ",\n", 1)
+    return name if name != "subprune" else "subprune,\ndefault"
 
 
 def main() -> None:
-    panels = [x for x in (minilm(), *arena()) if x[0]]
-    figure, axes = plt.subplots(
-        1,
-        1 + len(panels),
-        figsize=(6.6 + 4.0 * len(panels), 3.7),
-        width_ratios=[1.15] + [1] * len(panels),
-    )
-    resnet56(axes[0] if panels else axes)
-    for place, panel in zip(axes[1:], panels, strict=True):
-        bars(place, *panel)
+    panels = [x for x in (*arena(), minilm()) if x[0]]
+    lines, bar, high = 5.2, 3.7, 3.7  # inches: the lines with their legend, each panel of bars
+    width = lines + bar * len(panels) + 0.4  # titles are wider than bars
+    figure = plt.figure(figsize=(width, high))
+    resnet56(figure.add_axes((0.6 / width, 0.14, 2.3 / width, 0.7)))
+    for i, panel in enumerate(panels):
+        left = lines + bar * i + 1.25  # what is written beside the bars
+        bars(figure.add_axes((left / width, 0.14, 2.3 / width, 0.7)), *panel)
     for place in figure.axes:
         place.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout(w_pad=2.5)
     figure.savefig(TARGET, dpi=110, metadata={"Software": None})
     before, rest = README.read_text(encoding="utf-8").split(BEGIN)
     README.write_text(before + BEGIN + caption() + END + rest.split(END)[1], encoding="utf-8")

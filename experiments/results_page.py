@@ -131,7 +131,7 @@ def page(config: Config, rows: list[Row], notes: str) -> str:
         f"Made by `experiments/results_page.py` from the committed rows; {said}; 10,000 test images. Dense top-1 "
         f"{dense_top1(rows):.2f} here, {config.paper_dense} in the paper. 512 augmented training images, without "
         "labels but for the gradient methods and the greedy-fs pair (-fd draws from all training images). Budgets of "
-        f"layerwise methods: {config.layerwise}, on their own error curves (the greedy-fs pair on LayerInChange's), "
+        f"layerwise methods: {config.allocate}, on their own error curves (the greedy-fs pair on LayerInChange's), "
         "where the paper measures accuracy on 10,000 labelled images; LayerSampling and the global methods have rules "
         "of their own, the first with δ = 1e-12, in the paper 1e-16. In brackets: the paper's top-1, and the share of "
         "the dense accuracy that is left, ours less the paper's, in points. In the authors' code every reweighted or "

@@ -268,7 +268,7 @@ def _memory(name: str) -> float:
 
 
 def _fresh_peak() -> float:
-    """Give back what earlier rows have left, and let the peak begin anew: megabytes now."""
+    """Give back what earlier rows have left, and start the peak again: megabytes now."""
     gc.collect()
     if platform.system() == "Linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)

@@ -25,18 +25,20 @@ from typing import Any
 from pictures import BROWSER, shoot
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "journeys"
-# Which result of a journey is shown, how much of its page, and what of it is left out.
-_CURVES = "h1, h1 + p, .figures, .sizes, .notes, section:first-of-type { display: none }"
+# Which result of a journey is shown, and what of its page is left out.
+_FIRST = "section ~ section { display: none }"
+_CURVES = "h1, h1 + p, .figures, .sizes, .about, .notes, section:first-of-type { display: none }"
+_CURVES += " section:nth-of-type(n + 4) { display: none }"
 _CURVES += " h2 { margin-top: 0 } section + section { margin-top: 24px }"
-_USUAL = (900, 640)
+_SIZE = (900, 1600)  # at most: pages are cut where they end
 PICTURES = {
-    "cnn": ("result", _USUAL, ""),
-    "compare": ("result", (900, 1060), _CURVES),
-    "deploy": ("result", (900, 560), ""),
-    "encoder": ("result", (900, 820), ""),
-    "extend": ("mine", _USUAL, ""),
-    "finetune": ("second", _USUAL, ""),
-    "language_model": ("result", (900, 820), ""),
+    "cnn": ("result", _FIRST),
+    "compare": ("result", _CURVES),
+    "deploy": ("result", _FIRST),
+    "encoder": ("result", _FIRST),
+    "extend": ("mine", _FIRST),
+    "finetune": ("second", _FIRST),
+    "language_model": ("result", _FIRST),
 }
 _MARK = re.compile(r"^# %%(.*)$", re.M)
 
@@ -105,8 +107,8 @@ def page(name: str, content: Sequence[Cell], printed: Sequence[str]) -> str:
 
 def picture(name: str, names: dict[str, Any]) -> None:
     """The page of a journey's pruning; of `compare`, the part with the curves."""
-    variable, size, style = PICTURES[name]
-    shoot(names[variable].report, FOLDER / "pictures" / f"{name}.png", size, style=style)
+    variable, style = PICTURES[name]
+    shoot(names[variable].report, FOLDER / "pictures" / f"{name}.png", _SIZE, style=style)
 
 
 def main(chosen: Sequence[str]) -> None:

@@ -1,9 +1,15 @@
-"""Pictures of reports for the documentation, taken in headless Chromium.
+"""Every picture of the documentation that does not take hours, made again.
 
-    python scripts/pictures.py
+    python scripts/pictures.py [--reports]
 
-docs/report.png: LeNet at c = 4, as `subprune demo` prunes it; docs/report-deep.png: a network of the
-shape of ResNet50 with random weights, in the dark; docs/report-phone.png: the same on a phone.
+Pages of reports, taken in headless Chromium. docs/report.png: LeNet at c = 4, as `subprune demo`
+prunes it; docs/report-deep.png: a network of the shape of ResNet50 with random weights, in the dark;
+docs/report-phone.png: the same on a phone; docs/report-language.png: a language model of 30 blocks
+with random weights on a phone, in the dark, its stages open; docs/report-print.png: the first two
+pages that a printer makes of the deep one. After them, unless `--reports` is given, the journeys
+(scripts/journeys.py) and the picture of measured rivals (experiments/front_picture.py).
+
+docs/speed-scaling.png is a measurement: `make bench` makes it.
 """
 
 from __future__ import annotations
@@ -15,9 +21,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageChops
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import subprune
 from subprune.cli.demonstration import run_demo
@@ -41,12 +48,34 @@ _COLOURS = 96
 _NARROWEST = 500  # windows of Chromium are not narrower than this
 
 
+def browse(page: Path, *flags: str) -> None:
+    """Open a page in Chromium, with its profile beside it."""
+    if BROWSER is None:
+        sys.exit("error: no chromium on this machine; apt-get install chromium")
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    command = [BROWSER, *FLAGS, profile, *flags, page.as_uri()]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+
+
+def store(picture: Image.Image, target: Path) -> None:
+    """Few colours: pages are drawings; small marks keep theirs."""
+    few = picture.convert("RGB").quantize(_COLOURS, kmeans=3, dither=Image.Dither.NONE)
+    few.save(target, optimize=True)
+    print(f"{target.relative_to(DOCS.parent)}: {target.stat().st_size / 1e3:.0f} kB")
+
+
+def trimmed(picture: Image.Image, margin: int = 16) -> Image.Image:
+    """Without the empty rows at the end of a short page."""
+    plain = picture.convert("RGB")
+    behind = Image.new("RGB", plain.size, plain.getpixel((0, plain.height - 1)))
+    _, _, _, last = ImageChops.difference(plain, behind).getbbox() or (0, 0, 0, plain.height)
+    return picture.crop((0, 0, plain.width, min(plain.height, last + margin)))
+
+
 def shoot(
     report: Report, target: Path, size: tuple[int, int], *, dark: bool = False, style: str = ""
 ) -> None:
     """A picture of the page's upper left corner; `style` is CSS added to it."""
-    if BROWSER is None:
-        sys.exit("error: no chromium on this machine; apt-get install chromium")
     width, height = size
     html = report.to_html().replace("</head>", f"<style>{style}</style></head>")
     with tempfile.TemporaryDirectory() as name:
@@ -58,18 +87,32 @@ def shoot(
             css = "body { margin: 0 } iframe { border: 0 }"
             page = folder / "frame.html"
             page.write_text(f"<!doctype html><style>{css}</style>{frame}")
-        command = [
-            *(BROWSER, *FLAGS),
-            f"--user-data-dir={folder / 'profile'}",
+        browse(
+            page,
             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
             f"--window-size={max(width, _NARROWEST)},{height}",
             f"--screenshot={folder / 'shot.png'}",
-            page.as_uri(),
-        ]
-        subprocess.run(command, check=True, timeout=120, capture_output=True)
-        picture = Image.open(folder / "shot.png").convert("RGB").crop((0, 0, width, height))
-        picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
-    print(f"{target.relative_to(DOCS.parent)}: {target.stat().st_size / 1e3:.0f} kB")
+        )
+        store(trimmed(Image.open(folder / "shot.png").crop((0, 0, width, height))), target)
+
+
+def print_out(report: Report, target: Path, pages: int = 2) -> None:
+    """The first pages as a printer makes them, side by side."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page, printed = folder / "report.html", folder / "report.pdf"
+        page.write_text(report.to_html(), encoding="utf-8")
+        browse(page, f"--print-to-pdf={printed}", "--no-pdf-header-footer")
+        last = ["-l", str(pages)]
+        command = ["pdftoppm", "-r", "70", *last, "-png", str(printed), str(folder / "sheet")]
+        subprocess.run(command, check=True, timeout=120)
+        sheets = [Image.open(path) for path in sorted(folder.glob("sheet*.png"))]
+        width, height = sheets[0].size
+        gap = 12
+        desk = Image.new("RGB", (len(sheets) * (width + gap) + gap, height + 2 * gap), "#9aa3a8")
+        for i, sheet in enumerate(sheets):
+            desk.paste(sheet, (gap + i * (width + gap), gap))
+        store(desk, target)
 
 
 class Bottleneck(nn.Module):
@@ -124,6 +167,9 @@ def lenet() -> Report:
 
 # How long random weights take says nothing.
 NO_SECONDS = "h1 + p { display: none }"
+# The table alone, with the groups of the first stages.
+OPEN = "h1, h1 + p, .figures, .sizes, .about, .notes { display: none } h2 { margin-top: 0 }"
+OPEN += " .closed:nth-of-type(1) tr:not(.head) { display: table-row }"
 
 
 def deep() -> Report:
@@ -132,12 +178,26 @@ def deep() -> Report:
     return subprune.prune(ResNet50().eval(), torch.randn(64, 3, 64, 64), compression=2).report
 
 
-def main() -> None:
+def language() -> Report:
+    """Thirty blocks."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=100, num_hidden_layers=30, **sizes)).eval()
+    batches = [{"input_ids": torch.randint(0, 100, (8, 32))} for _ in range(8)]
+    return subprune.prune(model, batches, params="70%", of="blocks").report
+
+
+def main(reports_alone: bool) -> None:
     shoot(lenet(), DOCS / "report.png", (1000, 880))
     many = deep()
     shoot(many, DOCS / "report-deep.png", (1000, 1060), dark=True, style=NO_SECONDS)
     shoot(many, DOCS / "report-phone.png", (360, 800), style=NO_SECONDS)
+    print_out(many, DOCS / "report-print.png")
+    shoot(language(), DOCS / "report-language.png", (360, 800), dark=True, style=OPEN)
+    if not reports_alone:
+        for script in ("scripts/journeys.py", "experiments/front_picture.py"):
+            subprocess.run([sys.executable, str(DOCS.parent / script)], check=True)
 
 
 if __name__ == "__main__":
-    main()
+    main("--reports" in sys.argv[1:])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from subprune.budget.allocators import ALLOCATORS
+from subprune.budget.cache import fingerprint
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
@@ -23,18 +24,21 @@ from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import batches, take
 from subprune.errors import BudgetError, DataError, OptionError, StructureError, closest
+from subprune.io.checkpoint import kept_steps
 from subprune.keywords import takes
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import Message, joined
 from subprune.methods import METHODS, of_function
+from subprune.options.checks import check_divisible
 from subprune.options.options import Options
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.program.cores import use_threads
+from subprune.program.ranks import sharing
 from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
-from subprune.reading.reader import read_data
+from subprune.reading.reader import from_path
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
 from subprune.select.selector import Answer, Setting, View
@@ -47,6 +51,9 @@ from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
+    from subprune.loop.journal import Journal
+    from subprune.program.ranks import Ranks
+    from subprune.progress import Step
     from subprune.statistics.target import Target
     from subprune.structure.groups import Group
 
@@ -61,9 +68,9 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
 
     `data` needs no labels: a tensor or NumPy array, a tuple ``(inputs, labels)``, a Dataset, a
     DataLoader, an iterable of tensors, tuples or dicts, batches or single samples, or the path of
-    something that `read_data` reads. `forward`
-    turns an item into the model's arguments where that does not fit. Of the options, which are
-    given by name, one or several limits say what the smaller model may cost.
+    something that `read_data` reads. Where an item does not fit, `forward` turns it into the model's
+    arguments. Of the options, which are given by name, one or several limits say what the smaller
+    model may cost.
 
     Args:
         model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
@@ -76,18 +83,24 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     watch = Stopwatch()
     use_threads(options.threads)
     check_model(model)
-    with progress_bar(_stages(options), options.progress) as tick:
-        ready = _ready(model, data, options, tick, watch)
+    with (
+        sharing(options.distributed) as ranks,
+        progress_bar(_stages(options), _shown(options, ranks)) as tick,
+    ):
+        ready = _ready(model, data, options, tick, watch, ranks)
         demand, verify = ready.demand, ready.demand.verification
         groups = len(options.budgets or demand.groups)
         steps = {"pruning": groups, "measuring": 2 if verify is None else 3}
         tick.plan(budgets=demand.steps(), **steps)
-        done, pruned, small, eager = _walk_and_cut(demand, options, tick, watch)
+        with kept_steps(demand, options) as journal:
+            done, pruned, small, eager = _walk_and_cut(demand, options, journal, tick, watch)
         calibration = demand.calibration
-        done.notes[:0] = ready.notes
+        done.notes[:0] = [*ready.notes, *journal.remarks]
         done.notes += [*ready.remarks, *_finish(small, calibration, done, options)]
         done.notes += demand.remarks({name: g.kept for name, g in done.groups.items()})
         watch.lap("check")
+        ranks.agree(lambda: _digest(small), "smaller model")
+        done.notes += _shared(calibration)
         tick.enter("measuring")
         return make_result(
             calibration,
@@ -116,8 +129,11 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
     """
     use_threads(options.threads)
     check_model(model)
-    with progress_bar(_stages(options), options.progress) as tick:
-        demand = _ready(model, data, options, tick, Stopwatch()).demand
+    with (
+        sharing(options.distributed) as ranks,
+        progress_bar(_stages(options), _shown(options, ranks)) as tick,
+    ):
+        demand = _ready(model, data, options, tick, Stopwatch(), ranks).demand
         steps = demand.steps()
         tick.plan(budgets=steps, pruning=0, check=0, measuring=0)
         tick.enter("budgets")
@@ -133,6 +149,29 @@ def _stages(options: Options) -> dict[str, int]:
     return {**STAGES, "setup": STAGES["setup"] + more}
 
 
+def _shown(options: Options, ranks: Ranks) -> bool | Callable[[Step], None] | None:
+    """Who is told of progress: of a job, the first rank's user."""
+    return options.progress if ranks.rank == 0 else False
+
+
+def _digest(model: nn.Module) -> str:
+    """A hash of all tensors of a model."""
+    return fingerprint(*(x for pair in model.state_dict().items() for x in pair))
+
+
+def _shared(calibration: Calibration) -> list[str]:
+    """For the report, how the ranks of a job have shared the work."""
+    ranks, batches = calibration.ranks, calibration.batches
+    if ranks.count == 1:
+        return []
+    own = sum(batches[i].size for i in calibration.own)
+    return [
+        f"{ranks.count} ranks shared the work: rank {ranks.rank} ran {own:,} of "
+        f"{sum(b.size for b in batches):,} inputs and sent {ranks.bytes / 1e6:,.1f} MB in "
+        f"{ranks.exchanges:,} exchanges; all ranks have the same model"
+    ]
+
+
 @dataclass(frozen=True)
 class _Ready:
     """Everything that is known before the goal is divided among the groups."""
@@ -143,16 +182,22 @@ class _Ready:
 
 
 def _ready(
-    model: nn.Module, data: Any, options: Options, tick: Progress, watch: Stopwatch
+    model: nn.Module,
+    data: Any,
+    options: Options,
+    tick: Progress,
+    watch: Stopwatch,
+    ranks: Ranks,
 ) -> _Ready:
     """Read the data, record the model, find the groups and try to cut them."""
+    check_divisible(options, ranks.count)
     tick("reading data")
-    data = _on_disk(data, model, options)
+    data = from_path(data, model, options.n_samples, options.seed)
     inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
     watch.lap("reading data")
     tick("recording the model")
-    parts = options.recipe.fit.parts
-    calibration = Calibration.of(model, inputs.batches, parts, options.augment or (), options.seed)
+    parts, views = options.recipe.fit.parts, options.augment or ()
+    calibration = Calibration.of(model, inputs.batches, parts, views, options.seed, ranks)
     tick("trying the cuts")
     checked = _groups(calibration, options)
     roles = _roles(calibration, checked, options)
@@ -169,32 +214,21 @@ def _ready(
     return _Ready(demand, [*checked.notes, *left_whole(roles)], remarks)
 
 
-def _on_disk(data: Any, model: nn.Module, options: Options) -> Any:
-    """What a path stands for; anything else as it is."""
-    if not isinstance(data, str | Path):
-        return data
-    count = options.n_samples
-    return read_data(
-        data, model, n_samples=count if isinstance(count, int) else None, seed=options.seed
-    )
-
-
 def _unfelt(demand: Demand) -> list[str]:
     """Said where errors were to count with what the output feels, and it says nothing."""
     if demand.setting.metric != {}:
         return []
-    return ["the model's output has no gradients: errors of all its layers count alike"]
+    return ["the model's output has no gradients: errors of all its layers count equally"]
 
 
 def _more(
     calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None
 ) -> Calibration | None:
     """Other data for the same model, all of it."""
-    return (
-        None
-        if data is None
-        else calibration.on(batches(data, calibration.model, None, forward=forward))
-    )
+    if data is None:
+        return None
+    model = calibration.model
+    return calibration.on(batches(from_path(data, model), model, None, forward=forward))
 
 
 def _demand(
@@ -225,7 +259,7 @@ def _demand(
 
 
 def _walk_and_cut(
-    demand: Demand, options: Options, tick: Progress, watch: Stopwatch
+    demand: Demand, options: Options, journal: Journal, tick: Progress, watch: Stopwatch
 ) -> tuple[Walk, list[Group], nn.Module, bool]:
     """Walk, then cut and check.
 
@@ -233,12 +267,12 @@ def _walk_and_cut(
     repeated without them: those after them were fitted to what they gave.
     """
     tick.enter("budgets")
-    counts = _counts(demand)
+    counts = journal.budgets(lambda: _counts(demand))
     watch.lap("budgets")
     notes: list[str] = []
     while True:
         tick.enter("pruning")
-        done, pruned = _walk(demand, counts, options, tick)
+        done, pruned = _walk(demand, counts, options, journal, tick)
         watch.lap("pruning")
         tick.enter("check")
         tick("cutting and checking")
@@ -252,7 +286,10 @@ def _walk_and_cut(
             for name, why in outcome.items()
         ]
         mates = demand.ties.mates(outcome) & counts.keys()
-        outcome = {**dict.fromkeys(sorted(mates), "must be as wide as another"), **outcome}
+        outcome = {
+            **dict.fromkeys(sorted(mates), "must be as wide as another group that is left whole"),
+            **outcome,
+        }
         counts, demand, missed = _without(demand, counts, outcome)
         notes += [Message("goal missed: {missed}", missed=missed)] if missed else []
 
@@ -284,7 +321,11 @@ def _without(
 
 
 def _walk(
-    demand: Demand, counts: Mapping[str, int], options: Options, tick: Callable[[str], None]
+    demand: Demand,
+    counts: Mapping[str, int],
+    options: Options,
+    journal: Journal,
+    tick: Callable[[str], None],
 ) -> tuple[Walk, list[Group]]:
     """Rank, choose and fit group after group."""
     chosen = tuple(g for g in demand.groups if g.name in counts)
@@ -295,6 +336,7 @@ def _walk(
         renew=options.batchnorm == "sequential",
         tick=lambda group: tick(f"pruning {group.name}"),
         tell=options.callback or (lambda group: None),
+        log=journal.log([(g.name, counts[g.name]) for g in chosen]),
     )
     return done, list(chosen)
 
@@ -307,10 +349,14 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Opt
     if options.uniform:
         notes += check_promise(small)
     if done.refitted:
-        notes = [*notes, f"{len(done.refitted)} layers that lost no input were refitted too"]
+        layer, were = ("layer", "was") if len(done.refitted) == 1 else ("layers", "were")
+        words = f"{len(done.refitted)} {layer} that lost no input {were} refitted too"
+        notes = [*notes, words]
     steps = [g.steps for g in done.groups.values() if g.steps]
     if steps:
-        text = f"refined: {sum(steps)} steps stayed, in {len(steps)} of {len(done.groups)} groups"
+        text = (
+            f"refined: {sum(steps)} steps were kept, in {len(steps)} of {len(done.groups)} groups"
+        )
         notes = [*notes, text]
     if batchnorm == "recalibrate":
         layers = recalibrate(small, calibration.given)
@@ -343,10 +389,10 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     )
     if checked.refused and not checked.able:
         _check_run(calibration)
-    for option, named in (("only", only), ("budgets", budgets)):
+    for option, named in (("only", only), (goal, _named(options))):
         for name, why in checked.refused.items():
             if named is not None and name in list(named):
-                words = f"{{{option}=}} names {{name!r}}, which cannot be cut: {{why}}"
+                words = f"{{{option}=}} names {{name!r}}, which cannot be cut: {{why}}; omit it"
                 raise BudgetError(Message(words, name=name, why=why))
     calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
     able = in_order([g for g in chosen if g.name not in checked.refused])

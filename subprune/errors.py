@@ -8,7 +8,15 @@ from typing import Any
 
 from subprune.messages import KEYWORDS, Message, Spelling, spelled
 
-__all__ = ["BudgetError", "DataError", "OptionError", "StructureError", "SubpruneError", "closest"]
+__all__ = [
+    "BudgetError",
+    "DataError",
+    "OptionError",
+    "RankError",
+    "StructureError",
+    "SubpruneError",
+    "closest",
+]
 
 
 class SubpruneError(Exception):
@@ -51,6 +59,10 @@ class DataError(SubpruneError, ValueError):
 
 class StructureError(SubpruneError):
     """The model, or one group of it, cannot be pruned; the message names the operation."""
+
+
+class RankError(SubpruneError, RuntimeError):
+    """A rank of a `torch.distributed` job died, failed, or went another way than this one."""
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from subprune.errors import DataError
 
-__all__ = ["write_atomic", "write_folder"]
+__all__ = ["locked", "write_atomic", "write_folder"]
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
@@ -90,3 +91,68 @@ def _exchange(new: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Keep others out of a folder for a while: a second process, or thread, is refused at once.
+
+    The lock is the operating system's and ends with the process, however that ends; the file that
+    carries it goes when it is given back, and so do folders that were made for it and are empty at
+    the end. what: the folder, for the message.
+    """
+    path = folder / ".lock"
+    try:
+        made = [p for p in (folder, *folder.parents) if not p.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = _held(path)
+    except OSError as error:
+        raise DataError(f"{what} cannot be written: {error}; give another place") from error
+    if handle is None:
+        raise DataError(f"another process works in {what}; wait for it, or give another place")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(handle)
+        with contextlib.suppress(OSError):  # one that is not empty
+            for new in made:
+                new.rmdir()
+
+
+def _held(path: Path) -> int | None:
+    """The lock file, open and locked; None if another has it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if not _lock(handle):
+                os.close(handle)
+                return None
+            # The one before may have removed the file between our opening and locking it.
+            if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Lock an open file without waiting; whether that succeeded."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+        except OSError:
+            return False
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -28,14 +28,14 @@ from subprune.statistics.products import Asymmetric, Layer, Sequential
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
 
-__all__ = ["METHODS", "Method", "find_method", "of_function", "tuned"]
+__all__ = ["METHODS", "Method", "as_method", "find_method", "of_function", "tuned"]
 
 DEFAULT_FIT = "ridge"
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row: a name for a target, a selector, an allocator and a fit."""
+    """A preset by name: a target, a selector, an allocator and a fit."""
 
     name: str
     target: Target
@@ -173,6 +173,12 @@ def of_function(
     named = name or getattr(function, "__name__", type(function).__name__)
     summary = (function.__doc__ or "").strip().split("\n")[0]
     return Method(named, target or Sequential(), Function(function, **needs), summary, allocate)
+
+
+def as_method(given: Any) -> Any:
+    """The name of a method, one itself, or a ranking function as a method of its own name."""
+    ranks = callable(given) and not isinstance(given, type)
+    return of_function(given) if ranks else given
 
 
 def find_method(name: str | Method | Callable[[View], Answer]) -> Method:

@@ -155,7 +155,9 @@ def make_result(
         verified = compare(*both, verify.batches, program, causal)
     accuracy = (verified or held_out or fitted).accuracy
     tick("counting and timing")
-    timing = _timing(dense, small, first, options)
+    timing = _Timing()
+    if calibration.ranks.rank == 0:  # with the others, it would time how they share the cores
+        timing = _timing(dense, small, first, options)
     parameters = (measure.count_parameters(dense), measure.count_parameters(small))
     flops = (measure.flops_per_input(dense, first), measure.flops_per_input(small, first))
     shown = layers(calibration, small)
@@ -177,6 +179,7 @@ def make_result(
         (
             *done.notes,
             *_remarks(plan, groups, options, verified),
+            *([] if accuracy or verified or causal else _odd_labels(calibration.given)),
             *fit_remarks(plan, samples),
             *timing.notes,
         ),
@@ -206,19 +209,25 @@ def _compared(
     are folds.
 
     For the second, every fold runs through the masked model that was fitted without it; a fold that
-    other things were fitted to does not count.
+    other things were fitted to does not count. Of a large model, only folds that have such a version
+    are looked at, for either.
     """
-    batches, program = calibration.batches, calibration.structure.program
+    program = calibration.structure.program
+    folds = range(calibration.judged) if calibration.judged else range(1)
+    own = [calibration.batches[i] for i in calibration.own]  # other ranks look at theirs
+    looked = [not calibration.folds or calibration.folds[i] in folds for i in calibration.own]
+    batches = list(itertools.compress(own, looked))
     fitted, held_out = Tally(program, causal), Tally(program, causal)
-    unseen: Iterable[Tensor | None] = itertools.repeat(None, len(batches))
+    unseen: Iterable[Tensor | None] = itertools.repeat(None, len(looked))
     if done.versions:
         run = calibration.start()
-        run.versions, run.override = done.versions, done.override
+        run.versions, run.override, run.tensors = done.versions, done.override, done.tensors
         if options.batchnorm == "recalibrate":
             run.renew = stored_norms(program)
             run.advance(len(program.ops))
         unseen = run.finish(done.unseen)
-    others = zip(done.dense.finish(), unseen, strict=True)
+    both_runs = zip(done.dense.finish(folds), unseen, strict=True)
+    others = itertools.compress(both_runs, looked)
     pruned = measure.outputs(small, batches)
     for batch in batches:
         # The others run while the smaller model does.
@@ -233,7 +242,8 @@ def _compared(
             held_out.add(before, apart, batch, known)
     for generator in (others, pruned):  # past their last output: none is left half-way
         next(generator, None)
-    return fitted.result(), held_out.result() if done.versions else None
+    ranks = calibration.ranks
+    return fitted.over(ranks).result(), held_out.over(ranks).result() if done.versions else None
 
 
 def _remarks(
@@ -255,6 +265,28 @@ def _remarks(
             "no accuracy was measured: {verify_data:name} has no labels, or none that are class "
             "numbers of the outputs; give (inputs, labels)"
         )
+
+
+def _odd_labels(batches: Sequence[Batch]) -> Iterator[str]:
+    """One whole number for every input, or a row with a single one in it, from which no accuracy
+    could be made.
+    """
+    found = [b.labels for b in batches if b.labels is not None]
+    if found and all(_one_hot(x) for x in found):
+        yield "no accuracy was measured: the labels are one-hot; give class numbers, labels.argmax(1)"
+    elif found and all(x.ndim == 1 and not x.is_floating_point() for x in found):
+        low, high = min(int(x.min()) for x in found), max(int(x.max()) for x in found)
+        yield (
+            f"no accuracy was measured: the labels of the data, {low} to {high}, are not class "
+            "numbers of the outputs"
+        )
+
+
+def _one_hot(labels: Tensor) -> bool:
+    """Rows of zeros with a single one."""
+    if labels.ndim != 2 or labels.shape[1] < 2:
+        return False
+    return bool(((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all())
 
 
 def _skipped(calibration: Calibration, pruned: Sequence[Group]) -> dict[str, str]:

@@ -151,7 +151,7 @@ class Calls:
 
 
 def places(counts: dict[CodeType, int], part: int, parts: int) -> list[tuple[CodeType, int]]:
-    """Every so-manyth function, each at its first call, its last, or one between, in turn.
+    """Every nth function, each at its first call, its last, or one between, in turn.
 
     Comprehensions are parts of functions, and an error in one that is being closed would reach
     nobody.

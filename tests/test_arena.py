@@ -17,7 +17,7 @@ from torch import nn
 
 HERE = Path(__file__).parents[1] / "experiments" / "arena"
 pytestmark = pytest.mark.skipif(not HERE.is_dir(), reason="the experiments are not here")
-MODULES = ("run", "rivals", "material", "networks", "page")
+MODULES = ("run", "rivals", "material", "networks", "page", "judging")
 
 FILE = """
 network = "small"
@@ -158,13 +158,22 @@ def test_mimicking_learns_features_and_keeps_the_last_layer(arena: Any) -> None:
     assert not small.training
 
 
-def test_torch_pruning_meets_the_goal(arena: Any) -> None:
+def test_a_model_that_does_not_run_is_told_from_one_that_does(arena: Any) -> None:
+    rivals, example = sys.modules["rivals"], torch.randn(1, 8)
+    fitting = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    rivals._check_runs(fitting, example)
+    with pytest.raises(rivals._DoesNotRun):
+        rivals._check_runs(nn.Sequential(nn.Linear(8, 4), nn.Linear(5, 2)), example)
+
+
+@pytest.mark.parametrize("importance", ["MagnitudeImportance", "GroupTaylorImportance"])
+def test_torch_pruning_meets_the_goal(arena: Any, importance: str) -> None:
     pytest.importorskip("torch_pruning", reason="Torch-Pruning is part of the extra bench")
     rivals, material = sys.modules["rivals"], sys.modules["material"]
     made = material.Material(*(images(arena, n, n) for n in (48, 16, 64)), "made up")
     dense = network()
     goal = rivals.Goal("speedup", 1.5)
-    outcome = rivals.torch_pruning("MagnitudeImportance", True)(dense, made, goal, 0, {})
+    outcome = rivals.torch_pruning(importance, True)(dense, made, goal, 0, {})
     assert goal.met(dense, outcome.model, made.calibration.inputs(slice(0, 1)))
     assert outcome.model[8].out_features == 6
     assert outcome.spent is not None
@@ -198,3 +207,50 @@ def test_image_folders_are_read_in_the_order_of_classes(arena: Any, tmp_path: Pa
             assert float(x[0, 100, 100]) == red[y]
     again = sys.modules["material"].image_folders(*places, how, 0)
     assert torch.equal(again.test.inputs(), made.test.inputs())
+
+
+def test_quick_answers_are_the_models_own(arena: Any) -> None:
+    judging = sys.modules["judging"]
+    model, x = network(), torch.randn(10, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(x)
+    given = judging.quick(model, x[:4])(x)
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_answers_otherwise_is_not_used(
+    arena: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judging = sys.modules["judging"]
+    model, x = network(), torch.randn(10, 3, 8, 8)
+    monkeypatch.setattr(judging, "_session", lambda model, example: lambda x: model(x) + 1)
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(judging.quick(model, x[:4])(x), expected)
+
+
+def test_rows_that_nobody_made_are_named(arena: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    page = importlib.import_module("page")
+    (tmp_path / "small.toml").write_text(FILE)
+    monkeypatch.setattr(page, "ARENA", tmp_path)
+    rows = [
+        {"entrant": "subprune", "goal": "speedup=1.5"},
+        {"entrant": "magnitude", "goal": "compression=1.5"},
+    ]
+    words = " ".join(page.missing("small", rows))
+    assert words.strip() == "In `small.toml` and not made yet: magnitude at FLOPs ÷ 1.5."
+    rows.append({"entrant": "magnitude", "goal": "speedup=1.5"})
+    assert page.missing("small", rows) == []
+
+
+def test_nothing_is_said_of_rivals_without_rows(arena: Any) -> None:
+    page = importlib.import_module("page")
+
+    def row(entrant: str, top1: float) -> dict[str, str]:
+        return {"entrant": entrant, "top1": str(top1), "top1_error": "0.3"}
+
+    own = row("subprune", 91.0)
+    assert page.ahead([own, row("subprune, refined", 92.0)]) == "No rival has a row here yet.\n"
+    assert page.ahead([row("FLAP", 80.0)]) == "The default has no row here yet.\n"
+    assert page.ahead([own, row("FLAP", 80.0)]).startswith("No rival without training")
+    assert "FLAP by 1.0 points" in page.ahead([own, row("FLAP", 92.0)])

@@ -13,6 +13,7 @@ import subprune
 from subprune.data.batches import batches
 from subprune.errors import DataError, OptionError
 from subprune.methods import METHODS
+from subprune.program.ranks import ALONE
 from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.moments import pooled
 from subprune.zoo.models import build
@@ -144,12 +145,12 @@ def test_on_the_way_a_norm_that_is_used_twice_is_left_alone() -> None:
 
 def test_pooled_statistics_are_those_of_all_batches_together() -> None:
     parts = [torch.randn(5, 3, 2, 2) * 4 + 100, torch.randn(2, 3, 2, 2)]
-    mean, variance = pooled(parts)
+    mean, variance = pooled(parts, ALONE)
     whole = torch.cat(parts).double()
     torch.testing.assert_close(mean, whole.mean((0, 2, 3)))
     torch.testing.assert_close(variance, whole.var((0, 2, 3)))
     with pytest.raises(DataError, match="one value per channel"):
-        pooled([torch.randn(1, 3)])
+        pooled([torch.randn(1, 3)], ALONE)
 
 
 def test_modes_momentum_and_counters_come_back() -> None:

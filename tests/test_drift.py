@@ -77,7 +77,7 @@ def test_layers_before_the_first_cut_and_cut_ones_are_not_counted() -> None:
     )
     assert "2 layers that lost no input were refitted too" in result.report.notes  # b1, head
     whole = subprune.prune(model, x, budgets={"b1": 4}, drift=True, **QUIET)
-    assert "1 layers that lost no input were refitted too" in whole.report.notes  # head
+    assert "1 layer that lost no input was refitted too" in whole.report.notes  # head
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,17 +16,42 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
 
-def test_the_figures_of_the_readme_are_those_of_the_rows() -> None:
-    pytest.importorskip("matplotlib")
+def experiment(name: str) -> ModuleType:
+    """A script of experiments/, as a module."""
     sys.path.insert(0, str(ROOT / "experiments"))
     try:
-        import front_picture as picture
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_rows() -> None:
+    pytest.importorskip("matplotlib")
+    picture = experiment("front_picture")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{picture.BEGIN}{picture.caption()}{picture.END}" in text, (
         "run experiments/front_picture.py"
     )
+
+
+def test_the_picture_shows_rivals_beside_the_default() -> None:
+    """Rows of one variant alone, at a further ratio, do not push the others out."""
+    pytest.importorskip("matplotlib")
+    shown, title, _ = experiment("front_picture").minilm()
+    assert {"subprune, default", "the paper's method", "wanda-sp", "flap"} <= shown.keys()
+    assert len({len(values) for values in shown.values()}) == 1
+    assert all(len(line) < 36 for line in title.splitlines())  # wider ones are cut off
+
+
+def test_the_figures_of_the_paper_s_method_are_explained_in_one_place() -> None:
+    figures = experiment("paper_figures")
+    page = (DOCS / "alternatives.md").read_text(encoding="utf-8")
+    assert f"{figures.BEGIN}{figures.table()}{figures.END}" in page, (
+        "run experiments/paper_figures.py"
+    )
+    place = "alternatives.md#one-method-several-figures"
+    for path in (ROOT / "README.md", DOCS / "results-accuracy.md", DOCS / "results-resnet56.md"):
+        assert place in path.read_text(encoding="utf-8"), path.name
 
 
 def test_the_readme_is_short_and_shows_pictures_that_exist() -> None:
@@ -37,7 +64,7 @@ def test_the_readme_is_short_and_shows_pictures_that_exist() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("nav:")[-1]
-    listed = set(re.findall(r"- (\S+\.md)", nav))
+    listed = set(re.findall(r"^ +- (?:\w+: )?(\S+\.md)$", nav, re.M))
     assert listed == {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")}
 
 

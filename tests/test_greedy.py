@@ -10,7 +10,7 @@ import torch
 from reference import Problem, random_problem
 
 from subprune.errors import BudgetError, OptionError
-from subprune.select import elimination, objective
+from subprune.select import blocks, halves, objective
 from subprune.select.greedy import greedy, stochastic_greedy
 from subprune.select.keep_order import KeepOrder
 from subprune.statistics.accumulation import Accumulator
@@ -52,8 +52,8 @@ def test_equals_trying_every_unit(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(elimination, "_PANEL", panel)
-    monkeypatch.setattr(elimination, "_LARGE", large)
+    monkeypatch.setattr(blocks, "_PANEL", panel)
+    monkeypatch.setattr(blocks, "_LARGE", large)
     p = random_problem(seed, rows=100, units=8, per_unit=per_unit, outputs=3, asymmetric=asymmetric)
     found = greedy([p.statistics()], 8)
     order, gains = slow.greedy([p], 8, 8)
@@ -68,20 +68,62 @@ def test_equals_trying_every_unit(
     assert found.dependent == ()
 
 
-@pytest.mark.parametrize("per_unit", [1, 3])
+@pytest.mark.parametrize(
+    ("per_unit", "outputs", "kind"),
+    [(1, 200, blocks.Whole), (3, 200, blocks.Whole), (1, 40, blocks.Ahead), (3, 20, blocks.Ahead)],
+)
 @pytest.mark.parametrize("strip", [1, 64])
 def test_keeping_c_times_its_transpose_changes_nothing(
-    per_unit: int, strip: int, monkeypatch: pytest.MonkeyPatch
+    per_unit: int,
+    outputs: int,
+    kind: type[blocks.Block],
+    strip: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    p = random_problem(5, rows=900, units=360 // per_unit, per_unit=per_unit, outputs=200)
+    p = random_problem(5, rows=900, units=360 // per_unit, per_unit=per_unit, outputs=outputs)
     plain = greedy([p.statistics()], p.n_units)
-    monkeypatch.setattr(elimination, "_LARGE", 0)
-    monkeypatch.setattr(elimination, "_PANEL", 16)
-    monkeypatch.setattr(elimination, "_STRIP", strip)
+    monkeypatch.setattr(blocks, "_LARGE", 0)
+    s = p.statistics()
+    assert type(blocks.make_block(s.gram, s.cross, s.units, p.n_units, 1e-10)) is kind
+    monkeypatch.setattr(blocks, "_PANEL", 16)
+    monkeypatch.setattr(halves, "_STRIP", strip)
     found = greedy([p.statistics()], p.n_units)
     check_sound(found, [p.statistics()], p.n_units)
     assert found.order == plain.order
     torch.testing.assert_close(found.gains, plain.gains, rtol=1e-9, atol=1e-12 * p.energy)
+
+
+@pytest.mark.parametrize("panel", [1, 2, 16])
+def test_targets_are_read_again_where_hardly_anything_is_left_of_them(
+    panel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the columns share a massive row, as language models have them: once it is
+    explained, gains are too small to be taken from C·Cᵀ, also right after a flush.
+    """
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    rows, weight = normal(400, 40), normal(40, 60)
+    rows[0, :20] = 200.0
+    cross = rows.T @ rows @ weight
+    stats = Statistics(
+        gram=rows.T @ rows,
+        cross=cross,
+        energy=float((weight * cross).sum()),
+        rows=400,
+        sums=rows.sum(0),
+        target_sums=(rows @ weight).sum(0),
+        units=torch.arange(40),
+        precision=torch.finfo(torch.float64).eps,
+    )
+    plain = greedy([stats], 40)
+    monkeypatch.setattr(blocks, "_LARGE", 0)
+    monkeypatch.setattr(blocks, "_PANEL", panel)
+    found = greedy([stats], 40)
+    assert found.order == plain.order
+    torch.testing.assert_close(found.gains, plain.gains, rtol=1e-6, atol=1e-12 * stats.energy)
 
 
 @pytest.mark.parametrize("per_unit", [1, 4])

@@ -76,7 +76,7 @@ def test_unused_parameters_are_listed() -> None:
     table = inspect(Spare(), torch.randn(2, 3))
     assert table.unused == ("spare.weight", "spare.bias")
     assert table.params == 16 + 10 + 30
-    assert "spare.weight: is not used in the forward run" in str(table)
+    assert "spare.weight: is not used in the forward pass" in str(table)
 
 
 def test_markup_in_names_is_escaped() -> None:
@@ -103,3 +103,12 @@ def test_modules_run_as_a_whole_are_called_by_their_own_names(name: str) -> None
     whole = {"branching": "branch"}.get(name, name)
     assert f"fc2: goes into '{whole}': " in said
     assert "opaque" not in said
+
+
+def test_units_of_several_channels_are_explained() -> None:
+    layers = nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3, groups=4), nn.Conv2d(8, 2, 3)
+    found = inspect(nn.Sequential(*layers).eval(), torch.randn(2, 3, 9, 9))
+    assert found["0"].units == 4
+    assert "a unit is 4 channels" in "; ".join(found["0"].obstacles)
+    plain = inspect(nn.Sequential(*layers[:2], nn.Conv2d(16, 8, 3)), torch.randn(2, 3, 9, 9))
+    assert "a unit is" not in "; ".join(plain["0"].obstacles)

@@ -12,6 +12,7 @@ from language_models import llama
 from torch import Tensor, nn
 
 import subprune
+from subprune.cutting import twin
 from subprune.data.batches import batches, folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
@@ -258,3 +259,78 @@ def test_cores_of_a_container(tmp_path: Path) -> None:
     assert granted(tmp_path / "old") == free
     (old / "cpu.cfs_quota_us").write_text("100000\n")
     assert granted(tmp_path / "old") == 1
+
+
+def test_of_a_large_model_one_fold_is_judged(monkeypatch: Any) -> None:
+    """One version instead of one for each fold: the same model, the same figures on that fold."""
+    usual = pruned(words)
+    monkeypatch.setattr(calibration, "JUDGED_BYTES", 0)
+    large = pruned(words)
+    for (name, a), (_, b) in zip(
+        usual.model.state_dict().items(), large.model.state_dict().items(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    _, data = words()
+    inputs = batches(data, usual.model, None)
+    parts, numbers = folded(inputs, cross_fit.FOLDS)
+    first = sum(b.size for b, fold in zip(parts, numbers, strict=True) if not fold)
+    assert large.report.held_out is not None
+    assert large.report.held_out.inputs == large.report.fitted.inputs == first
+    # What the version without a fold answers there, by hand.
+    model, _ = words()
+    every = Calibration.of(model, inputs, cross_fit.FOLDS)
+    assert every.judged == 1
+    monkeypatch.setattr(calibration, "JUDGED_BYTES", 2**30)
+    assert every.judged == cross_fit.FOLDS
+    assert Calibration.of(model, inputs).judged == 0
+    one = [b for b, fold in zip(every.batches, every.folds, strict=True) if not fold]
+    with torch.no_grad():
+        outputs = [[m(**b.inputs[1]).logits for b in one] for m in (model, large.model)]
+    apart = sum(float((a - b).square().sum()) for a, b in zip(*outputs, strict=True))
+    energy = sum(float(a.square().sum()) for a in outputs[0])
+    assert large.report.fitted.output_change == pytest.approx(apart / energy, rel=1e-6)
+
+
+def test_a_fold_of_many_inputs_is_enough_for_a_model_that_is_not_small(monkeypatch: Any) -> None:
+    model, data = images()
+    four = Calibration.of(model, batches(data, model, None), 4)
+    assert four.judged == 4
+    monkeypatch.setattr(calibration, "MANY_BYTES", 0)
+    assert four.judged == 4  # ten inputs in a fold
+    monkeypatch.setattr(calibration, "JUDGED_INPUTS", 10)
+    assert four.judged == 1
+    monkeypatch.setattr(calibration, "JUDGED_INPUTS", 11)
+    assert four.judged == 4
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_one_judged_fold_has_the_figures_it_has_among_all(make: Any, monkeypatch: Any) -> None:
+    """With two folds held out of two, or one of them: what the first says is the same."""
+    from subprune.loop import walk
+
+    monkeypatch.setattr(walk, "_unseen", lambda calibration, recipe: frozenset({0}))
+    usual = pruned(make, folds=2, target="asymmetric")
+    monkeypatch.setattr(calibration, "JUDGED_BYTES", 0)
+    large = pruned(make, folds=2, target="asymmetric")
+    assert usual.report.held_out is not None
+    assert large.report.held_out is not None
+    assert large.report.held_out.inputs == usual.report.held_out.inputs
+    both = (large.report.held_out.output_change, usual.report.held_out.output_change)
+    assert both[0] == pytest.approx(both[1], rel=1e-9)
+
+
+def test_large_outputs_are_compared_piece_by_piece(monkeypatch: Any) -> None:
+    """The largest difference relative to the largest finite entry, infinities of masks apart."""
+    torch.manual_seed(0)
+    a = torch.randn(7, 11)
+    b = a + 1e-3 * torch.randn(7, 11)
+    a[2, 3] = b[2, 3] = -torch.inf
+    finite = a.isfinite()
+    expected = float((a - b)[finite].abs().max() / a[finite].abs().max())
+    for size in (5, 1000):
+        monkeypatch.setattr(twin, "_PIECE", size)
+        assert twin._difference([a], [b])[1] == pytest.approx(expected)
+    b[4, 4] = torch.inf
+    assert twin._difference([a], [b])[1] == torch.inf
+    b[4, 4] = torch.nan
+    assert twin._difference([a], [b])[1] == torch.inf

@@ -197,3 +197,119 @@ def test_the_nearest_name() -> None:
     assert closest("weightnorm", known) == "did you mean 'weight-norm'? "
     assert closest("asym", known) == "did you mean 'asym-in-change'? "
     assert closest("a", known) == ""
+
+
+def test_labels_that_are_no_classes_are_not_dropped_in_silence() -> None:
+    x, labels = torch.randn(64, 8), torch.arange(64) % 7
+    report = subprune.prune(network().eval(), (x, labels), keep=0.5, progress=False).report
+    assert report.accuracy is None
+    assert any("labels of the data, 0 to 6, are not class numbers" in note for note in report.notes)
+    report = subprune.prune(network().eval(), (x, labels % 4), keep=0.5, progress=False).report
+    assert report.accuracy is not None
+    assert not any("labels of the data" in note for note in report.notes)
+
+
+def test_nan_is_found_input_by_input() -> None:
+    x = torch.randn(64, 8)
+    x[5, 2], x[9, 0] = float("nan"), float("inf")
+    with pytest.raises(SubpruneError, match=r"in its inputs 5, 9 \(counted from 0\); remove those"):
+        subprune.prune(network().eval(), x, keep=0.5, progress=False)
+
+
+def test_files_that_cannot_be_read(run: Run) -> None:
+    image = pytest.importorskip("PIL.Image")
+    Path("images").mkdir()
+    image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("images/good.png")
+    Path("images/oops.png").write_text("not an image")
+    np.savez("none.npz", x=np.zeros((0, 3, 8, 8), np.float32))
+    for data, words in (
+        ("images", ["images/oops.png", "cannot be read as an image", "remove it from the folder"]),
+        ("none.npz", ["none.npz holds no inputs"]),
+    ):
+        done = run("inspect", "--model", "net.py:build", "--data", data)
+        assert done.code == 2
+        assert all(word in done.err for word in words), done.err
+
+
+class Meta(nn.Module):
+    """A submodule's name that PyTorch's exporter has a use of its own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.meta(x)
+
+
+def test_what_an_exporter_trips_over_is_told_without_its_advice(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    result = subprune.prune(Meta().eval(), torch.randn(64, 8), keep=0.5, progress=False)
+    try:
+        subprune.export(result, tmp_path / "small.onnx")
+    except SubpruneError as error:
+        said = str(error)
+        assert "submodule named 'meta': rename it" in said
+        assert "\x1b" not in said
+        assert "Next steps" not in said
+    else:  # a PyTorch that can
+        assert (tmp_path / "small.onnx").is_file()
+
+
+def test_data_of_the_wrong_kind_says_what_would_be_right() -> None:
+    x = torch.randn(64, 8)
+    wrong = [
+        ((x, torch.arange(50)), {}, "64 inputs and 50 labels; give one label each"),
+        (torch.zeros(64, 8, dtype=torch.uint8), {}, r"for bytes of images x.float\(\) / 255"),
+        ([x], {"forward": lambda model, item: item}, "forward= takes one item of the data"),
+    ]
+    for data, options, words in wrong:
+        with pytest.raises(SubpruneError, match=words):
+            subprune.prune(network().eval(), data, keep=0.5, progress=False, **options)
+
+
+def test_one_hot_labels_are_named() -> None:
+    x, labels = torch.randn(64, 8), nn.functional.one_hot(torch.arange(64) % 4, 4)
+    for given in (labels, labels.float()):
+        report = subprune.prune(network().eval(), (x, given), keep=0.5, progress=False).report
+        assert report.accuracy is None
+        assert any("one-hot; give class numbers, labels.argmax(1)" in n for n in report.notes)
+
+
+NAMED: dict[str, tuple[dict[str, object], str]] = {
+    "a share in a dict": ({"keep": {"0": 0}}, r"keep\['0'\] must be a fraction above 0 .*, got 0$"),
+    "an output, kept": (
+        {"keep": {"2": 0.5}},
+        "keep= names '2', which cannot be pruned: is part of",
+    ),
+    "an output, counted": ({"budgets": {"2": 2}}, "which cannot be pruned: is part of .*; omit it"),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_goals_say_which_name_is_wrong_and_why(case: str) -> None:
+    options, words = NAMED[case]
+    with pytest.raises(SubpruneError, match=words):
+        subprune.prune(network().eval(), torch.randn(16, 8), **options)
+
+
+def test_names_that_promise_another_format(tmp_path: Path) -> None:
+    result = subprune.prune(network().eval(), torch.randn(64, 8), keep=0.5, progress=False)
+    with pytest.raises(SubpruneError, match=r"small\.pt' ends as .*; give '.*small\.safetensors'"):
+        subprune.save(result, tmp_path / "small.pt")
+    with pytest.raises(SubpruneError, match=r"ending of 'small\.tflite' is not known: allowed are"):
+        subprune.export(result, tmp_path / "small.tflite")
+    with pytest.raises(SubpruneError, match=r"got the class Linear; give one with any weights"):
+        subprune.load(nn.Linear, tmp_path / "small.safetensors")  # type: ignore[arg-type]
+
+
+def test_options_for_other_data_are_refused(run: Run) -> None:
+    np.save("rows.npy", np.zeros((8, 4), np.float32))
+    prune = ("prune", "--model", "net.py:build", "--keep", "0.5", "--data")
+    done = run("eval", "net.py:build", "x.npz", "--context", "4", "--stride", "2")
+    assert (done.code, "--stride and --context are for texts" in done.err) == (2, True)
+    done = run(*prune, "rows.npy", "--mean", "1,2")
+    assert (done.code, "are for images [number, channels" in done.err) == (2, True)
+    done = run(*prune, "x.npz", "--mean", "1,2")
+    assert done.code == 2
+    assert "--mean has 2 numbers for 3 channels; give one for each, or one for all" in done.err

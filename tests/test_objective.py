@@ -10,6 +10,8 @@ import torch
 from reference import Problem, random_problem
 
 from subprune.select import objective
+from subprune.select.halves import whitening
+from subprune.statistics.statistics import RANK_TOLERANCE
 
 CASES = [
     pytest.param({"per_unit": r, "asymmetric": a, "rank": q}, id=f"{r}-{a}-{q}")
@@ -69,7 +71,7 @@ def test_dead_and_scaled_duplicate_columns_change_nothing(scale: float) -> None:
 def test_whitening_is_an_inverse_root() -> None:
     for rank, solver in ((None, "cholesky"), (4, "eigh")):
         gram = random_problem(7, rank=rank).statistics().gram
-        factor = objective.whitening(gram)
+        factor = whitening(gram, RANK_TOLERANCE)
         assert factor.solver == solver
         assert factor.rank == (rank or 7)
         expected = torch.eye(factor.rank, dtype=torch.float64)

@@ -22,6 +22,7 @@ import subprune
 from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.app import app
 from subprune.cli.options import read, text_kind
+from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError
 from subprune.fit.fits import FITS
 from subprune.guarantees import guarantees
@@ -35,6 +36,7 @@ from subprune.options.names import (
     Patches,
     SelectorName,
     TargetName,
+    ViewName,
 )
 from subprune.options.options import GuaranteeOptions, Options
 from subprune.options.table import OPTIONS
@@ -75,6 +77,7 @@ OTHER: dict[str, Any] = {
     "train_data": "a folder/train.npz",
     "verify_data": "mnist",
     "cache": "curves",
+    "checkpoint": "steps",
     "round_to": 16,
     "only": ["conv*", "re:fc[12]"],
     "ignore": ["conv1"],
@@ -82,6 +85,7 @@ OTHER: dict[str, Any] = {
     "augment": ["mirror", "crop"],
     "seed": 3,
     "threads": 2,
+    "distributed": False,
     "time_calls": False,
 }
 """A value of every option that text can say, none of them the default."""
@@ -168,6 +172,7 @@ def test_closed_sets_are_those_of_the_code() -> None:
     assert get_args(TargetName) == tuple(TARGETS)
     assert get_args(SelectorName) == tuple(SELECTORS)
     assert get_args(FitName) == tuple(FITS)
+    assert get_args(ViewName) == tuple(VIEWS)
     assert get_args(Patches) == get_args(target.Patches)
     assert get_args(BatchNorm) == get_args(batchnorm.BatchNorm)
     assert set(GOALS) <= set(OPTIONS)

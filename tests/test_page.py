@@ -22,6 +22,7 @@ from subprune.plan import GroupPlan
 from subprune.report.figures import LayerWidth, Report
 from subprune.report.other_sizes import mean_error, widths
 from subprune.report.stages import stages
+from subprune.report.terminal import percent
 from subprune.zoo.models import ResNet
 
 BROWSER = (
@@ -287,3 +288,38 @@ def test_without_a_script_everything_is_open(deep: Report) -> None:
     page = deep.to_html().split("<main>")[1].split("</main>")[0]
     assert "closed" not in page
     assert page.count('class="tools script"') == page.count('class="script"') == 1
+
+
+def test_rounding_errors_are_not_shown_in_digits() -> None:
+    assert percent(3e-16) == "under 0.0001%"
+    assert [percent(x) for x in (0.0, 2e-6, 0.0123, float("nan"))] == [
+        "0.00%",
+        "0.0002%",
+        "1.23%",
+        "–",
+    ]
+
+
+def test_printed_pages(deep: Report, tmp_path: Path) -> None:
+    """On paper: every group once, the sum once and not on every page, no hints for a pointer, and
+    no drawing torn in two.
+    """
+    if shutil.which("pdftotext") is None:
+        pytest.skip(
+            "no pdftotext on this machine; apt-get install poppler-utils to read what is printed"
+        )
+    page, printed = tmp_path / "report.html", tmp_path / "report.pdf"
+    page.write_text(deep.to_html(), encoding="utf-8")
+    browse(page, f"--print-to-pdf={printed}", "--no-pdf-header-footer")
+    said = subprocess.run(["pdftotext", "-raw", str(printed), "-"], capture_output=True, check=True)
+    pages = said.stdout.decode().split("\f")
+    text = " ".join("".join(pages).split())
+    assert 2 < len(pages) < 12
+    assert text.count("all 24 groups") == 1
+    assert "Point at" not in text
+    assert not re.search("[▸▾]", text)
+    for title in ("Error curves", "What went where"):  # a drawing on the page of its title
+        assert re.search(
+            rf"{title}.*(all kept|kept removed)",
+            " ".join(next(p for p in pages if title in p).split()),
+        )

@@ -13,8 +13,9 @@ from zoo import some_units
 from subprune.cutting.surgery import cut, prove
 from subprune.errors import BudgetError
 from subprune.program.record import as_inputs, record
-from subprune.structure.analysis import analyse, find_groups
+from subprune.structure.analysis import find_groups
 from subprune.structure.cost import CostModel
+from subprune.structure.grouping import analyse
 
 
 @pytest.fixture(autouse=True)

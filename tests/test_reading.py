@@ -378,3 +378,27 @@ def test_a_table_from_the_command_line(run: Run, tmp_path: Path) -> None:
     done = run(*args, "--tokenizer", ".")
     assert done.code == 2
     assert "--tokenizer cannot be applied to --data t.csv, which is not text" in done.err
+
+
+def test_other_data_may_be_a_path_too(tmp_path: Path) -> None:
+    path, model = tmp_path / "rows.npz", nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    np.savez(path, x=np.random.default_rng(0).normal(size=(40, 3)), labels=np.arange(40) % 2)
+    result = subprune.prune(model, path, keep=0.5, verify_data=str(path), progress=False)
+    assert result.report.accuracy_on == "the verification data"
+    assert result.report.verified is not None
+    assert result.report.verified.inputs == 40
+    recovered = subprune.recover(result, path, steps=2, progress=False)
+    assert recovered.recovery is not None
+
+
+def test_what_only_read_data_can_be_told_is_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("text\nhello there\n")
+    with pytest.raises(
+        OptionError, match=r"as tokenizer= \(an option of subprune.read_data, whose"
+    ):
+        subprune.prune(Causal(), path, keep=0.5)
+    with pytest.raises(
+        DataError, match=r"cannot be read; give .*, or what subprune.read_data\(path, model"
+    ):
+        subprune.evaluate(Causal(), str(path))

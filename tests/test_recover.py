@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_it_can_be_saved_and_loaded(pruned: Any, tmp_path: Any) -> None:
         assert torch.equal(loaded.eval()(x), recovered.model(x))
 
 
+def test_minutes_of_the_processor_are_those_of_this_process(pruned: Any) -> None:
+    _, result, x = pruned
+    spent = time.process_time()
+    recovered = subprune.recover(
+        result, x, minutes=0.01, clock="processor", steps=10**6, progress=False
+    )
+    spent = time.process_time() - spent
+    assert recovered.recovery is not None
+    assert recovered.recovery.steps >= 1
+    assert spent >= 0.6  # 0.01 minutes, whatever else the machine does meanwhile
+
+
 def test_numbers_and_inputs_that_are_no_images() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -135,6 +148,7 @@ def test_images_are_moved_mirrored_and_mixed_and_other_arguments_are_not() -> No
         ({"rate": -1.0}, "rate"),
         ({"steps": 0}, "steps"),
         ({"batch": 1.5}, "batch"),
+        ({"clock": "moon"}, "clock must be one of wall, processor"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(pruned: Any, options: Any, words: str) -> None:

@@ -78,7 +78,7 @@ def test_the_report_speaks_of_the_fold_that_had_no_say() -> None:
     assert result.report.fitted.inputs == 256
     steps = result.plan.groups[0].steps
     assert 1 <= steps <= 2
-    assert f"refined: {steps} steps stayed, in 1 of 1 groups" in result.report.notes
+    assert f"refined: {steps} steps were kept, in 1 of 1 groups" in result.report.notes
 
 
 @pytest.mark.parametrize("folds", [2, 3])

@@ -187,3 +187,36 @@ def test_what_is_for_modules_is_refused_with_operations() -> None:
     subprune.register_rule(Gate, "pointwise", parameters={"scal": 0})
     with pytest.raises(OptionError, match=r"names 'scal', which is not a parameter .* are scale"):
         subprune.find_groups(Between(Gate()), X)
+
+
+@torch.library.custom_op("outside::flip", mutates_args=())
+def halves(x: Tensor) -> Tensor:
+    return x * 0.5
+
+
+@halves.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Halved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(halves(torch.relu(self.first(x))))
+
+
+def test_an_operation_named_as_one_of_pytorch_is_another() -> None:
+    model, x = Halved(), torch.randn(64, 6)
+    assert "outside.flip" in subprune.find_groups(model, x).refused["first"]
+    subprune.register_rule("outside::flip", like="pointwise")
+    assert subprune.prune(model, x, keep=0.5, progress=False).plan.counts == {"first": 8}
+    flipped = nn.Sequential(nn.Linear(6, 16), Flipped(), nn.Linear(16, 3))
+    assert not subprune.find_groups(flipped, x).groups  # PyTorch's own is what it was
+
+
+class Flipped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)

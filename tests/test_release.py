@@ -50,3 +50,19 @@ def test_extras_that_messages_name_exist() -> None:
 def test_it_is_typed() -> None:
     assert (ROOT / "subprune" / "py.typed").is_file()
     assert "Typing :: Typed" in project(ROOT)["classifiers"]
+
+
+def test_urls_are_addresses_and_no_placeholders() -> None:
+    cited = (ROOT / "CITATION.cff").read_text("utf-8")
+    for folder in (ROOT, ROOT / "paper"):
+        urls = project(folder)["urls"]
+        assert f"url: {urls['Paper']}\n" in cited
+        assert all(re.fullmatch(r"https://[\w./-]+", url) for url in urls.values())
+        assert not any("example" in url for url in urls.values())
+
+
+def test_the_licence_is_said_once() -> None:
+    """Package indexes refuse a classifier beside the expression."""
+    for folder in (ROOT, ROOT / "paper"):
+        assert project(folder)["license"] == "MIT"
+        assert not [c for c in project(folder).get("classifiers", []) if c.startswith("License")]

@@ -287,7 +287,7 @@ def test_where_the_output_has_no_gradient_all_errors_count_alike(picked: bool) -
     torch.manual_seed(0)
     model, x = Opaque(picked).eval(), torch.randn(60, 5)
     result = subprune.prune(model, x, compression=1.5, method="auto", **QUIET)
-    assert any("count alike" in note for note in result.report.notes)
+    assert any("count equally" in note for note in result.report.notes)
 
 
 # ---- outputs that nobody feels -----------------------------------------------------------------

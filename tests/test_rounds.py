@@ -145,3 +145,11 @@ def test_training_may_not_change_shapes(data: Tensor) -> None:
 
     with pytest.raises(DataError, match="it may only change their values"):
         subprune.prune_in_rounds(net(), data, widen, rounds=1, compression=2, **QUIET)
+
+
+def test_a_model_that_training_gives_back_is_not_passed_over(data: Tensor) -> None:
+    """What is given back and is not the model itself would be lost in silence."""
+    with pytest.raises(DataError, match=r"another model.*train that one in place"):
+        subprune.prune_in_rounds(net(), data, lambda _: net(), rounds=1, compression=2, **QUIET)
+    done = subprune.prune_in_rounds(net(), data, lambda m: m, rounds=1, compression=2, **QUIET)
+    assert done.parameters[1] * 2 <= done.parameters[0]

@@ -11,10 +11,9 @@ from test_budget import demand_of
 from torch import Tensor, nn
 
 import subprune
-from subprune.budget.felt import Felt
 from subprune.budget.goal import Goal
-from subprune.budget.mean import Shape, by_balance, even_share
-from subprune.budget.search import START, Search, _clearly_less, _Trial, divergences
+from subprune.budget.mean import Shape, by_balance, even_share, usual_shape
+from subprune.budget.search import Search, _clearly_less, _Trial, divergences
 from subprune.data.batches import batches
 from subprune.errors import OptionError
 from subprune.loop.looks import curves
@@ -115,7 +114,7 @@ def test_shapes_lean_and_lie_between_the_extremes() -> None:
     assert early[names[0]] >= late[names[0]]
     assert early[names[-1]] <= late[names[-1]]
     assert early != late
-    assert START.absolute == Felt().share  # the start is what the allocator "output" gives
+    assert usual_shape(demand) == Shape(absolute=0.5)
 
 
 @pytest.mark.parametrize("wrong", [{"walks": 0}, {"inputs": 1.5}, {"walks": True}])

@@ -86,7 +86,7 @@ def test_overflow_no_rows_and_wrong_shapes_are_refused() -> None:
     accumulator = Accumulator(2, 0, torch.arange(2), where="fc")
     with pytest.raises(DataError, match="fc: no rows"):
         accumulator.result()
-    accumulator.update(torch.full((3, 2), 1e30))
+    accumulator.update(torch.full((3, 2), 1e200, dtype=torch.float64))
     with pytest.raises(DataError, match="fc: the statistics overflowed"):
         accumulator.result()
     with pytest.raises(DataError, match="do not fit"):

@@ -1,4 +1,4 @@
-"""Padding is no data: a padded batch gives what its sentences give one by one."""
+"""Padding is not data: a padded batch gives what its sentences give one by one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from views import recipe_of, setting_of
 
 import subprune
 from subprune.budget.accuracy import accuracy_curves
+from subprune.budget.felt import Felt
 from subprune.data import layouts
 from subprune.data.batches import Batch, take
 from subprune.data.layouts import lay_out
@@ -142,8 +143,9 @@ def assert_same(one: Result, other: Result) -> None:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random directions would differ with the shape of the batch."""
+    """Random directions and answers would differ with the shape of the batch."""
     monkeypatch.setattr(metric, "_signs", lambda like, random: torch.ones_like(like).cumsum(-1))
+    monkeypatch.setattr(metric, "_drawn", lambda shares, random: shares.argmax(-1))
 
 
 # ---- the whole way -------------------------------------------------------------------------------
@@ -400,12 +402,44 @@ def test_the_metric_probes_no_padding() -> None:
         torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-12)
 
 
+def test_answers_about_tokens_are_felt_as_the_fisher_information_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against every answer of every position, with its probability."""
+    torch.manual_seed(1)
+    table, first, last = nn.Embedding(WORDS, 6), nn.Linear(6, 8), nn.Linear(8, 5)
+    model, ids = nn.Sequential(table, first, nn.Tanh(), last), torch.randint(0, WORDS, (3, 4))
+    calibration = Calibration.of(model, [Batch(((ids,), {}), None, 3)])
+    monkeypatch.setattr(metric, "PROBES", 4000)
+    found = metric.measure_metric(calibration, calibration.structure.layers)
+    hidden = first(table(ids)).detach().requires_grad_()
+    scores = last(hidden.tanh())
+    exact = torch.zeros(8)
+    for position in [(i, j) for i in range(3) for j in range(4)]:
+        shares = scores[position].detach().softmax(-1)
+        for answer, share in enumerate(shares):
+            loss = scores[position].log_softmax(-1)[answer]
+            (grad,) = torch.autograd.grad(loss, hidden, retain_graph=True)
+            exact += share * grad.square().sum((0, 1)) / 12
+    (own,) = [w for w in found.values() if len(w) == 8]
+    torch.testing.assert_close(own.square().float(), exact, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_budgets_of_language_models_follow_what_is_felt_alone(name: str) -> None:
+    model, items = made(name), sentences(name)
+    goal = {"keep": None, "compression": 1.3}
+    budgets = [Felt(), Felt(share=1.0, mix=1.0)]
+    usual, given = (pruned(model, items, allocate=felt, **goal) for felt in budgets)
+    assert usual.plan.counts == given.plan.counts
+
+
 def test_labels_that_say_so_are_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a label is -100, nothing about the output matters."""
     model = nn.Sequential(nn.Embedding(WORDS, 6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
     ids, labels = torch.randint(0, WORDS, (4, 7)), torch.randint(0, 5, (4, 7))
     labels[:, 3:] = -100
-    monkeypatch.setattr(metric, "_signs", lambda like, random: torch.ones_like(like).cumsum(-1))
+    monkeypatch.setattr(metric, "_drawn", lambda shares, random: shares.argmax(-1))
     found = []
     for batch in (Batch(((ids,), {}), labels, 4), Batch(((ids[:, :3],), {}), None, 4)):
         calibration = Calibration.of(model, [batch])

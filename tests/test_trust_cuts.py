@@ -280,7 +280,7 @@ def test_a_wrong_rule_is_found_before_the_work(monkeypatch: pytest.MonkeyPatch) 
 
 
 def find_analyse(program: Any) -> Structure:
-    from subprune.structure.analysis import analyse
+    from subprune.structure.grouping import analyse
 
     return analyse(program)
 

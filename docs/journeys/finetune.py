@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Prune and fine-tune
 #
-# One-shot pruning has an end: at some size, least squares cannot make up for what is gone. What is left is a good place
+# One-shot pruning goes only so far: at some size, least squares cannot make up for what is gone. What is left is a good place
 # to start training from. This journey prunes hard, then repairs the network in two ways: without labels, and with them.
 
 # %%

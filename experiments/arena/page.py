@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ARENA = Path(__file__).parent
+ROOT = ARENA.parents[1]
 ROWS = ROOT / "experiments" / "results" / "arena"
 DETECTOR = ROOT / "experiments" / "results" / "detector" / "rows.csv"
 TITLES = {
@@ -109,10 +116,13 @@ def ahead(rows: Sequence[Row]) -> str:
     own = next((r for r in rows if r["entrant"] == OURS), None)
     if own is None:
         return "The default has no row here yet.\n"
+    rivals = [r for r in rows if not r["entrant"].startswith(OURS) and r["entrant"] not in TRAINED]
+    if not rivals:
+        return "No rival has a row here yet.\n"
     words = []
-    for r in rows:
+    for r in rivals:
         gap = float(r["top1"]) - float(own["top1"])
-        if r["entrant"].startswith(OURS) or r["entrant"] in TRAINED or gap <= 0:
+        if gap <= 0:
             continue
         noise = math.hypot(float(r["top1_error"]), float(own["top1_error"]))
         sure = "" if gap > 2 * noise else ", within two standard errors"
@@ -142,19 +152,37 @@ def section(name: str) -> list[str]:
                 lines += ["With training on the calibration images, without labels:", "", *trained]
                 lines.append("")
     machines = sorted({f"{r['machine']}, commit {r['version']}" for r in rows})
-    lines += [f"Machine: {'; '.join(machines)}.", ""]
+    lines += [f"Machine: {'; '.join(machines)}.", "", *missing(name, rows)]
     picture = figure(name, rows)
     if picture:
         lines += [f"![{TITLES.get(name, name)}]({picture})", ""]
     return lines
 
 
+def missing(name: str, rows: Sequence[Row]) -> list[str]:
+    """The rows that the network's file asks for and nobody has made."""
+    settings = tomllib.loads((ARENA / f"{name}.toml").read_text())
+    there = {(r["entrant"], r["goal"]) for r in rows}
+    absent: dict[str, list[str]] = {}
+    for row in settings["rows"]:
+        for goal in row["goals"]:
+            if (row["entrant"], goal) not in there:
+                what, _, factor = goal.partition("=")
+                absent.setdefault(row["entrant"], []).append(f"{GOALS[what]} ÷ {factor}")
+    if not absent:
+        return []
+    words = "; ".join(f"{entrant} at {', '.join(goals)}" for entrant, goals in absent.items())
+    return [f"In `{name}.toml` and not made yet: {words}.", ""]
+
+
 def figure(name: str, rows: Sequence[Row]) -> str:
     """Accuracy over what was removed, a line per entrant; its file's name, if there are lines."""
     dense = next((r for r in rows if r["entrant"] == "dense"), None)
     own = [r for r in rows if r["entrant"] != "dense"]
-    goals = sorted({r["goal"].partition("=")[0] for r in own}, reverse=True)
-    if dense is None or len(own) < 3:
+    asked = {r["goal"] for r in own}  # one amount of a kind makes points above each other, no line
+    kinds = [goal.partition("=")[0] for goal in asked]
+    goals = sorted({kind for kind in kinds if kinds.count(kind) > 1}, reverse=True)
+    if dense is None or not goals:
         return ""
     import matplotlib as mpl
 

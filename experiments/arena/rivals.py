@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -130,9 +130,14 @@ def torch_pruning(importance: str, renew: bool) -> Entrant:
         ready = _with_gradients(model, material) if "Taylor" in importance else model
         looked = time.perf_counter() - begun[0], time.process_time() - begun[1]
         found: list[tuple[float, Outcome]] = []
+        broken: list[str] = []  # settings that leave a model that does not run
         for everywhere, streams in itertools.product((True, False), (True, False)):
             cut = _Cut(ready, material, importance, everywhere, streams)
-            ratio = _ratio(cut, model, goal)
+            try:
+                ratio = _ratio(cut, model, goal)
+            except _DoesNotRun:
+                broken.append(str(cut))
+                continue
             if ratio is None:
                 continue
             started = time.perf_counter(), time.process_time()
@@ -148,7 +153,9 @@ def torch_pruning(importance: str, renew: bool) -> Entrant:
             found.append((agreement, Outcome(small, f"{cut}, ratio {ratio:.3f}", spent)))
         if not found:
             raise SystemExit(f"Torch-Pruning with {importance} does not reach {goal}")
-        return max(found, key=lambda pair: pair[0])[1]
+        best = max(found, key=lambda pair: pair[0])[1]
+        failed = "".join(f"; {setting}: the model does not run" for setting in broken)
+        return replace(best, note=best.note + failed)
 
     return enter
 
@@ -167,6 +174,8 @@ class _Cut:
         import torch_pruning as tp
 
         small = copy.deepcopy(self.model).eval()
+        for own, given in zip(small.parameters(), self.model.parameters(), strict=True):
+            own.grad = None if given.grad is None else given.grad.clone()  # not copied with it
         example = self.material.calibration.inputs(slice(0, 1))
         inside = None if self.streams else _inside(self.model, self.material)
         last = [m for m in small.modules() if isinstance(m, nn.Linear)][-1]
@@ -215,9 +224,23 @@ def _ratio(cut: _Cut, model: nn.Module, goal: Goal) -> float | None:
     low, high = 0.0, 1.0
     for _ in range(8):
         middle = (low + high) / 2
-        met = goal.met(model, cut(middle), example)
+        small = cut(middle)
+        _check_runs(small, example)
+        met = goal.met(model, small, example)
         low, high = (low, middle) if met else (middle, high)
     return None if high == 1 else high
+
+
+class _DoesNotRun(Exception):
+    """A model whose layers no longer fit each other."""
+
+
+def _check_runs(model: nn.Module, example: Tensor) -> None:
+    try:
+        with torch.no_grad():
+            model(example)
+    except RuntimeError as error:  # shapes that do not fit
+        raise _DoesNotRun from error
 
 
 def _renew(model: nn.Module, material: Material) -> None:

@@ -42,14 +42,15 @@ __all__ = ["app"]
 
 _EXAMPLES = """Examples:
 
-* `subprune experiment run smoke`
-* `subprune experiment status smoke`
-* `subprune experiment report smoke`
+  subprune experiment run smoke
+  subprune experiment status smoke
+  subprune experiment report smoke
 """
 app = typer.Typer(
     epilog=_EXAMPLES,
-    help=f"Grids of prunings: run, stop, go on, report. Shipped: {', '.join(shipped_names())}.",
+    help=f"Grids of pruning runs: start, stop, resume, report. Shipped: {', '.join(shipped_names())}.",
     no_args_is_help=True,
+    add_completion=False,
 )
 out, err = Console(), Console(stderr=True)
 
@@ -57,7 +58,7 @@ ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG.toml", help="A TOML file, or a shipped one's name.")
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option(help="Folder of the results [default: results/NAME].")
+    Path | None, typer.Option(help="Folder of the results (default: results/NAME).")
 ]
 OnlyOption = Annotated[
     list[str] | None, typer.Option(help="Part of the grid, e.g. method=random,act-grad or seed=42.")
@@ -86,14 +87,14 @@ def run(
         str | None, typer.Option(help="Of a Ray cluster; without it, Ray on this machine.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Cells at once [default: as fits cores and memory].")
+        int | None, typer.Option(help="Cells at once (default: as fits cores and memory).")
     ] = None,
     retries: Annotated[int, typer.Option(help="More tries for a cell that failed.")] = 2,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets [default: $SUBPRUNE_DATA].")
+        Path | None, typer.Option(help="Folder of the data sets (default: $SUBPRUNE_DATA).")
     ] = None,
     models_dir: Annotated[
-        Path | None, typer.Option(help="Folder of weights [default: $SUBPRUNE_MODELS].")
+        Path | None, typer.Option(help="Folder of weights (default: $SUBPRUNE_MODELS).")
     ] = None,
     fetch: Annotated[
         bool, typer.Option("--download", help="Get a missing data set from its official place.")

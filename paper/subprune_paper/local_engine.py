@@ -17,25 +17,35 @@ from subprune_paper.cells import Context, run_job
 from subprune_paper.engine import Event
 from subprune_paper.grid import Job
 
-__all__ = ["LocalEngine"]
+__all__ = ["PATIENCE", "LocalEngine"]
 
 _POLL = 0.2
 
+PATIENCE = 3600.0
+"""Seconds without a word after which a worker is taken for hanging: stages take minutes."""
+
 
 class LocalEngine:
-    """As many processes as `workers`; one that dies is replaced for the next job."""
+    """As many processes as `workers`; one that dies is replaced for the next job.
 
-    def __init__(self, workers: int, context: Context, start: str = "spawn") -> None:
-        self.workers = workers
+    patience: seconds after which a worker that says nothing is ended, as if it had died.
+    """
+
+    def __init__(
+        self, workers: int, context: Context, start: str = "spawn", patience: float = PATIENCE
+    ) -> None:
+        self.workers, self.patience = workers, patience
         self._context = context
         self._ways = multiprocessing.get_context(start)
         self._idle: list[tuple[Any, Connection]] = []
         self._busy: dict[int, tuple[Any, Connection]] = {}
+        self._heard: dict[int, float] = {}  # when each job's worker last said something
 
     def submit(self, number: int, job: Job) -> None:
         """Give the job to an idle worker, or to a new one."""
         worker = self._idle.pop() if self._idle else self._new()
         self._busy[number] = worker
+        self._heard[number] = time.monotonic()
         # it died while idle; `events` will say so
         with contextlib.suppress(BrokenPipeError, OSError):
             worker[1].send((job, self._context))
@@ -48,11 +58,27 @@ class LocalEngine:
         return process, ours
 
     def events(self) -> Iterator[Event]:
-        """What the workers said, after at least one of them has said something or died."""
+        """What the workers said, after at least one of them has said something, died or hung."""
         by_connection = {connection: number for number, (_, connection) in self._busy.items()}
-        for connection in wait(list(by_connection)):
+        first = min(self._heard[number] for number in self._busy) + self.patience
+        left = max(0.0, first - time.monotonic())
+        for connection in wait(list(by_connection), left):
             number = by_connection[connection]  # type: ignore[index]
+            self._heard[number] = time.monotonic()
             yield self._event(number)
+        for number in list(self._busy):
+            if time.monotonic() - self._heard[number] > self.patience:
+                yield self._ended(number)
+
+    def _ended(self, number: int) -> Event:
+        """End a worker that hangs."""
+        process, connection = self._busy.pop(number)
+        process.kill()
+        process.join()
+        connection.close()
+        return Event(
+            "lost", number, text=f"the worker said nothing for {self.patience:g} s and was ended"
+        )
 
     def _event(self, number: int) -> Event:
         process, connection = self._busy[number]

@@ -63,7 +63,7 @@ class EqualAgreement(Allocator):
         return equal_accuracy(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
 
     def _curves(self, demand: Demand) -> dict[str, AccuracyCurve]:
-        verification = demand.verification or demand.calibration
+        verification = demand.verification or demand.calibration.whole()
         cache = None
         if demand.cache is not None:
             setting, names = demand.setting, [g.name for g in demand.groups]
@@ -138,7 +138,8 @@ def accuracy_curves(
 
     Fits are plain here: nothing is held out.
     """
-    stored = cache.read() if cache is not None else {}
+    ranks = setting.calibration.ranks
+    stored = ranks.first(cache.read) if cache is not None else {}
     known = {g.name: AccuracyCurve(*stored[g.name]) for g in setting.groups if g.name in stored}
     missing = [g for g in setting.groups if g.name not in known]
     if not missing:
@@ -158,7 +159,7 @@ def accuracy_curves(
     for visit in looks(setting, recipe, groups=missing, tick=tick):
         curve = probe.curve(visit, measured_counts(visit.group.n_units, fractions))
         known[visit.group.name] = curve
-        if cache is not None:
+        if cache is not None and ranks.rank == 0:
             cache.write(visit.group.name, (curve.counts, curve.values))
         del visit
     return known

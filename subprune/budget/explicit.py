@@ -77,7 +77,7 @@ def shares(groups: Sequence[Group], keep: Shares) -> dict[str, float]:
     """
     if not isinstance(keep, Mapping):
         return {g.name: keep for g in groups}
-    asked = {key: share_of(value) for key, value in keep.items()}
+    asked = {key: share_of(value, key) for key, value in keep.items()}
     weights = {g.name: {key: _fitness(key, g) for key in asked} for g in groups}
     for key in asked:
         if key != "*" and not any(weights[g.name][key][0] for g in groups):
@@ -119,8 +119,8 @@ def _refuse_key(key: str, groups: Sequence[Group]) -> None:
     )
 
 
-def share_of(value: object) -> float:
-    """``0.75`` or ``"75%"`` as a checked fraction."""
+def share_of(value: object, key: str | None = None) -> float:
+    """``0.75`` or ``"75%"`` as a checked fraction; `key` is the name in a dict that it is for."""
     share: object = value
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
@@ -128,8 +128,9 @@ def share_of(value: object) -> float:
         except ValueError:
             share = value
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        why = "{keep:name} must be a fraction above 0 and at most 1, such as 0.5 or '50%', got {got!r}"
-        raise BudgetError(Message(why, got=value))
+        subject = "{keep:name}" if key is None else "{keep:item}"
+        why = " must be a fraction above 0 and at most 1, such as 0.5 or '50%', got {got!r}"
+        raise BudgetError(Message(subject + why, keep=key, got=value))
     return share
 
 

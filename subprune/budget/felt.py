@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.mean import CLIP, Shape, by_balance
+from subprune.budget.mean import CLIP, by_balance, usual_shape
 from subprune.errors import OptionError
 from subprune.keywords import must_be
 from subprune.loop.looks import curves
@@ -23,20 +23,27 @@ class Felt(Allocator):
 
     Felt errors alone take too many heads from an encoder, relative ones alone ruin a small vision
     transformer at a quarter of its size; half of each was near the better of the two on both, and
-    on ResNet56.
+    on ResNet56. Of a language model, what is felt is what KL divergence grows by: its smallest sum
+    decides alone, and neither relative errors nor equal fractions have a say.
     """
 
     name: ClassVar[str] = "output"
     looks_at: ClassVar[str] = "the error curves of the dense model, and gradients of its output"
     needs_metric: ClassVar[bool] = True
-    share: float = 0.5  # of felt errors, beside errors relative to what a layer gives
+    # Of felt errors, beside errors relative to what a layer gives; and how far budgets lie from equal
+    # fractions, towards the smallest sum of errors. None: as is usual for such a model.
+    share: float | None = None
+    mix: float | None = None
 
     def __post_init__(self) -> None:
-        number = isinstance(self.share, int | float) and not isinstance(self.share, bool)
-        if not number or not 0 <= self.share <= 1:
-            raise OptionError(must_be("share", "a number from 0 to 1", self.share))
+        for name, value in (("share", self.share), ("mix", self.mix)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= 1):
+                raise OptionError(must_be(name, "None, or a number from 0 to 1", value))
 
     def counts(self, demand: Demand) -> Counts:
         orders = demand.outcome(curves, clip=CLIP, landed=True)
-        shape = Shape(absolute=self.share)
+        shape = usual_shape(demand)
+        shape = shape if self.share is None else replace(shape, absolute=self.share)
+        shape = shape if self.mix is None else replace(shape, mix=self.mix)
         return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape)

@@ -29,7 +29,7 @@ def by_knapsack(
     """The smallest sum of input changes that the target allows, relative to each layer's or not.
 
     Starts from the whole model and goes down the convex hulls of the error curves: always the step
-    that adds least error for what it saves, with savings counted anew, since they depend on the
+    that adds least error for what it saves, with savings counted again, since they depend on the
     neighbours' widths.
     """
     errors = {g.name: falling(curves[g.name], absolute) for g in groups}

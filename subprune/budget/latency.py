@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -129,13 +130,16 @@ def _at(demand: Demand, share: float) -> Counts:
 def _timer(demand: Demand) -> Timer:
     """Seconds per call of the model cut to so many units; any units, they all take as long."""
     structure, inputs = demand.calibration.structure, demand.calibration.given[0].inputs
-    dense = demand.calibration.model
+    dense, ranks = demand.calibration.model, demand.calibration.ranks
 
     def timed(counts: Counts, repeats: int) -> tuple[float, float]:
         keeps = [
             ((g := structure[n]), keep_mask(g, g.choice(range(g.n_units), k)))
             for n, k in counts.items()
         ]
+        return ranks.first(lambda: measured(keeps, counts, repeats))
+
+    def measured(keeps: Any, counts: Counts, repeats: int) -> tuple[float, float]:
         for eager in (False, True):
             small: nn.Module = duplicate(dense)
             cut_in_place(small, keeps, structure.program, eager=eager)

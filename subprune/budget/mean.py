@@ -20,13 +20,16 @@ import numpy as np
 
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.budget.hulls import by_knapsack, falling
+from subprune.measure.answers import read_program
+from subprune.statistics.metric import draws_answers
 
 if TYPE_CHECKING:
+    from subprune.budget.demand import Demand
     from subprune.select.keep_order import KeepOrder
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["CLIP", "LEAST_SHARE", "Shape", "by_balance", "even_share"]
+__all__ = ["CLIP", "LEAST_SHARE", "Shape", "by_balance", "even_share", "usual_shape"]
 
 LEAST_SHARE = 0.5
 """No group keeps fewer units than this share of what equal fractions would leave it …"""
@@ -52,6 +55,17 @@ class Shape:
 
 
 DEFAULT = Shape()
+
+
+def usual_shape(demand: Demand) -> Shape:
+    """How budgets by what the output feels lie, unless somebody has decided.
+
+    Of a language model, that is what KL divergence grows by, and the smallest sum decides alone.
+    """
+    calibration = demand.calibration
+    reading = read_program(calibration.programs[0], calibration.batches[0])
+    informed = draws_answers(reading) and bool(demand.setting.metric)
+    return Shape(absolute=1.0, mix=1.0) if informed else Shape(absolute=0.5)
 
 
 def by_balance(

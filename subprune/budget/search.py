@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.mean import CLIP, Shape, by_balance
+from subprune.budget.mean import CLIP, Shape, by_balance, usual_shape
 from subprune.data.batches import folded
 from subprune.errors import OptionError
 from subprune.keywords import must_be
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from subprune.statistics.calibration import Calibration
 
 __all__ = ["Search", "divergences"]
-
-START = Shape(absolute=0.5)  # as the allocator "output" has it
 
 # Each knob in turn: what is tried beside the present value.
 TURNS: tuple[Callable[[Shape], Sequence[Shape]], ...] = (
@@ -69,7 +67,8 @@ class Search(Allocator):
             )
 
         trial = _Trial(demand, self.inputs)
-        best, known = START, {tuple(at(START).values()): trial.apart(demand, at(START))}
+        best = usual_shape(demand)  # as the allocator "output" has it
+        known = {tuple(at(best).values()): trial.apart(demand, at(best))}
         least = next(iter(known.values()))
         for shape in self._shapes(lambda: best):  # noqa: B023 - the best so far is meant
             counts = at(shape)

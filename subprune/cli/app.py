@@ -18,6 +18,7 @@ from subprune.cli import demo, evaluate, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
+from subprune.cli.torchrun import rank_here
 from subprune.errors import SubpruneError
 from subprune.keywords import RENAMED
 from subprune.messages import FLAGS, KEYS
@@ -30,9 +31,13 @@ app = typer.Typer(
         "One-shot structured pruning: a smaller dense network in seconds to minutes, "
         "without labels or fine-tuning."
     ),
+    epilog=(
+        "Start with subprune demo, which needs nothing; then inspect and prune a model of your own. "
+        "The help of every command ends with examples: subprune prune --help."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
 )
 for module in (demo, inspect, prune, evaluate, export, report, methods):
     module.register(app)
@@ -127,7 +132,9 @@ def _own_words(error: Exception, args: list[str]) -> str:
 
 
 def _fail(text: str, code: int) -> None:
-    err.print(f"[red]error:[/red] {escape(text)}", highlight=False, soft_wrap=True)
+    rank = rank_here()
+    who = f" rank {rank}:" if rank else ""
+    err.print(f"[red]error:[/red]{who} {escape(text)}", highlight=False, soft_wrap=True)
     sys.exit(code)
 
 

@@ -13,9 +13,9 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune eval lenet-mnist mnist-sample`
-* `subprune eval lenet-mnist mnist-sample --weights small/model.safetensors --dense lenet-mnist`
-* `subprune eval SmolLM2-135M/ wiki.test.raw --context 1024 --stride 1024 --tokens 8192`
+  subprune eval lenet-mnist mnist-sample
+  subprune eval lenet-mnist mnist-sample --weights small/model.safetensors --dense lenet-mnist
+  subprune eval SmolLM2-135M/ wiki.test.raw --context 1024 --stride 1024 --tokens 8192
 """
 
 
@@ -26,13 +26,13 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="As for --model of `subprune prune`.")
+        str, typer.Argument(metavar="MODEL", help="As for --model of subprune prune.")
     ],
     data: Annotated[
         str,
         typer.Argument(
             metavar="DATA",
-            help="As for --data of `subprune prune`, all of it; of a built-in set its test images. "
+            help="As for --data of subprune prune, all of it; of a built-in set its test images. "
             "A text file (.txt, .raw, …) is read with --tokenizer; an array of one dimension is a "
             "row of tokens.",
         ),
@@ -48,17 +48,17 @@ def evaluate(
     tokenizer: o.Tokenizer = None,
     context: Annotated[
         int | None,
-        typer.Option(help="Tokens of a window of text [default: 1024, or what the model takes]."),
+        typer.Option(help="Tokens of a window of text (default: 1024, or what the model takes)."),
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Tokens between windows [default: those of a window].")
+        int | None, typer.Option(help="Tokens between windows (default: those of a window).")
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(help="How many tokens of a text are read [default: all].")
+        int | None, typer.Option(help="How many tokens of a text are read (default: all).")
     ] = None,
     skip: Annotated[int, typer.Option(help="How many tokens of a text are left out first.")] = 0,
     n_samples: Annotated[
-        int | None, typer.Option(help="How many inputs are used [default: all].")
+        int | None, typer.Option(help="How many inputs are used (default: all).")
     ] = None,
     data_dir: o.DataDir = None,
     resize: o.Resize = None,

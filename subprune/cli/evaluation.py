@@ -54,9 +54,8 @@ def print_evaluation(
         inputs = _after(inputs, text.skip)
         context = preparation.context
         words: dict[str, Any] = {"context": context, "stride": text.stride, "tokens": text.tokens}
-    elif text.skip:
-        raise OptionError("--skip is for texts, one row of tokens; omit it")
     else:
+        _refuse_windows(data, preparation, text)
         words = {"n_samples": n_samples}
     progress = False if json else None
     found = measure(loaded.model, inputs, dense=other, progress=progress, **words)
@@ -66,6 +65,17 @@ def print_evaluation(
         print_json(found.to_dict())
         return
     print_text(str(found))
+
+
+def _refuse_windows(data: str, how: o.Preparation, text: Text) -> None:
+    """Options about the windows of a text, where the data is something else."""
+    windows = {"--stride": text.stride, "--tokens": text.tokens, "--skip": text.skip or None}
+    if Path(data).suffix in ARRAYS or data in dataset_names() or Path(data).is_dir():
+        windows["--context"] = how.context
+    given = [flag for flag, value in windows.items() if value is not None]
+    if given:
+        are, them = ("is", "it") if len(given) == 1 else ("are", "them")
+        raise OptionError(f"{' and '.join(given)} {are} for texts, one row of tokens; omit {them}")
 
 
 def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None) -> Any:

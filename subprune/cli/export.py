@@ -20,8 +20,8 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune export small --model lenet-mnist --onnx`
-* `subprune export small/model.safetensors --model lenet-mnist --onnx --torch-export`
+  subprune export small --model lenet-mnist --onnx
+  subprune export small/model.safetensors --model lenet-mnist --onnx --torch-export
 """
 _MODEL = "model.safetensors"
 
@@ -35,7 +35,7 @@ def export(
     saved: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="A folder of `prune`, or a model that it or save() saved."
+            metavar="PATH", help="A folder that prune wrote, or a model that it or save() saved."
         ),
     ],
     model: o.Model,
@@ -44,7 +44,7 @@ def export(
         bool, typer.Option("--torch-export", help="Write a torch.export file.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder [default: where the model is].")
+        Path | None, typer.Option(help="Folder (default: where the model is).")
     ] = None,
     json: o.Json = False,
 ) -> None:

@@ -18,8 +18,8 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune inspect --model lenet-mnist --data mnist-sample`
-* `subprune inspect --model my.nets:resnet18 --data inputs.npy --json`
+  subprune inspect --model lenet-mnist --data mnist-sample
+  subprune inspect --model my.nets:resnet18 --data inputs.npy --json
 """
 
 

@@ -13,8 +13,8 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune methods`
-* `subprune methods --json`
+  subprune methods
+  subprune methods --json
 """
 
 
@@ -70,7 +70,7 @@ def _parts() -> dict[str, tuple[str, Mapping[str, object]]]:
     from subprune.statistics.targets import TARGETS
 
     return {
-        "target": ("what a layer should give", TARGETS),
+        "target": ("what a layer should reproduce", TARGETS),
         "selector": ("which units stay", SELECTORS),
         "fit": ("what the remaining weights become", FITS),
         "allocate": ("how the goal is divided among the layers", ALLOCATORS),

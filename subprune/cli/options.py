@@ -40,8 +40,9 @@ Model = Annotated[
     typer.Option(
         "--model",
         metavar="MODEL",
-        help="package.module:callable, file.py:callable, timm:NAME, torchvision:NAME, "
-        "hf:FOLDER_OR_ID or a folder of the transformers library; lenet-mnist, resnet56, vgg11, …",
+        help="Yours: file.py:callable, package.module:callable, a folder of the transformers "
+        "library, hf:FOLDER_OR_ID, timm:NAME or torchvision:NAME. Built in: lenet-mnist, resnet56, "
+        "vgg11, …",
     ),
 ]
 Weights = Annotated[
@@ -57,35 +58,67 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="mnist-sample, mnist, cifar10; a .npy, .npz or .safetensors file; a text (.txt) or a "
-        "table (.csv, .tsv, .jsonl, .parquet); a folder of images, with classes as subfolders, or "
-        "of a Hugging Face data set; or package.module:callable that gives what subprune.prune "
-        "takes.",
+        help="Yours: a .npy, .npz or .safetensors file; a text (.txt) or a table (.csv, .tsv, "
+        ".jsonl, .parquet); a folder of images, with classes as subfolders, or of a Hugging Face "
+        "data set; or package.module:callable that gives what subprune.prune takes. Built in: "
+        "mnist-sample, mnist, cifar10.",
     ),
 ]
+_READING = "How images and texts are read"
 DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of mnist or cifar10 [default: $SUBPRUNE_DATA].")
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where mnist or cifar10 is (default: $SUBPRUNE_DATA).",
+        rich_help_panel=_READING,
+    ),
 ]
 Resize = Annotated[
-    int | None, typer.Option(help="Bring images, in folders and arrays, to this height and width.")
+    int | None,
+    typer.Option(
+        help="Height and width that images, in folders and arrays, are brought to.",
+        rich_help_panel=_READING,
+    ),
 ]
 Mean = Annotated[
-    str, typer.Option(help="Subtracted from each channel of images, e.g. 0.485,0.456,0.406.")
+    str,
+    typer.Option(
+        metavar="NUMBERS",
+        help="Subtracted from each channel of images, e.g. 0.485,0.456,0.406.",
+        rich_help_panel=_READING,
+    ),
 ]
-Std = Annotated[str, typer.Option(help="Each channel is divided by it, e.g. 0.229,0.224,0.225.")]
+Std = Annotated[
+    str,
+    typer.Option(
+        metavar="NUMBERS",
+        help="What each channel is divided by after that, e.g. 0.229,0.224,0.225.",
+        rich_help_panel=_READING,
+    ),
+]
 Tokenizer = Annotated[
     Path | None,
     typer.Option(
         metavar="FOLDER",
-        help="Of the tokenizer that reads texts [default: the model's folder, if it has one].",
+        help="Tokenizer that reads the texts (default: the model's folder, if it has one).",
+        rich_help_panel=_READING,
     ),
 ]
 Column = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Of a table, that holds the texts [default: by its name]."),
+    typer.Option(
+        metavar="NAME",
+        help="Column of a table that holds the texts (default: found by its name).",
+        rich_help_panel=_READING,
+    ),
 ]
 Context = Annotated[
-    int | None, typer.Option(min=2, help="Tokens of a piece of text [default: 256].")
+    int | None,
+    typer.Option(
+        min=2,
+        help="Tokens in each piece of a text (default: 256).",
+        rich_help_panel=_READING,
+    ),
 ]
 Download = Annotated[
     bool,
@@ -125,11 +158,19 @@ _MORE = {
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose ``**options`` are all flags of the table."""
     signature = inspect.signature(command, eval_str=True)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    parameters += [_parameter(o) for o in TABLED.values()]
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    last = [p.replace(kind=p.KEYWORD_ONLY) for p in own if _panel(p)]
+    parameters = [p for p in own if not _panel(p)]
+    parameters += [_parameter(o) for o in TABLED.values()] + last
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
+
+
+def _panel(p: inspect.Parameter) -> Any:
+    """The heading under which a flag of a command is listed; those without stand first."""
+    info = (*getattr(p.annotation, "__metadata__", ()), None)[0]
+    return getattr(info, "rich_help_panel", None)
 
 
 def _parameter(o: Option) -> inspect.Parameter:
@@ -139,7 +180,7 @@ def _parameter(o: Option) -> inspect.Parameter:
     flag = FLAGS.name(o.name)
     names = [f"{flag}/--no-{flag[2:]}"] if o.switch else [flag]
     panel: dict[str, Any] = {"rich_help_panel": o.panel} if o.panel else {}
-    # A default that is no text stays what it is.
+    # A default that is not text stays what it is.
     parser = o.parse if kind is str and not isinstance(o.default, str) else None
     info = typer.Option(
         *names,

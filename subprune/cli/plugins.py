@@ -21,7 +21,7 @@ GROUP = "subprune.commands"
 KNOWN = {"experiment": "subprune-paper"}
 """Commands of this project that are distributed on their own: command → distribution."""
 
-_SHORT = {"experiment": "Grids of prunings: run, stop, go on, report."}
+_SHORT = {"experiment": "Grids of pruning runs: start, stop, resume, report."}
 
 
 def add_commands(app: typer.Typer) -> set[str]:

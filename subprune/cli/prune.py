@@ -13,9 +13,9 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune prune --model lenet-mnist --data mnist-sample --compression 4 --output small`
-* `subprune prune --model my.nets:resnet18 --weights resnet18.pt --data images/ --resize 224 --speedup 2 --output small`
-* `subprune prune --model net.py:build --data inputs.npz --params 50% --dry-run`
+  subprune prune --model lenet-mnist --data mnist-sample --compression 4 --output small
+  subprune prune --model my.nets:resnet18 --weights resnet18.pt --data images/ --resize 224 --speedup 2 --output small
+  subprune prune --model net.py:build --data inputs.npz --params 50% --dry-run
 """
 
 
@@ -36,7 +36,7 @@ def prune(
         bool | None,
         typer.Option(
             "--guarantees/--no-guarantees",
-            help="Proven bounds in the report [default: where pruning was quick].",
+            help="Proven bounds in the report (default: where pruning was quick).",
         ),
     ] = None,
     data_dir: o.DataDir = None,

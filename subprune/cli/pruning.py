@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,8 +17,9 @@ from subprune.cli import options as o
 from subprune.cli.console import line_width, print_json, print_text, say
 from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.models import find_callable, is_code, load
+from subprune.cli.torchrun import started_job
 from subprune.errors import OptionError, SubpruneError
-from subprune.files import write_atomic
+from subprune.files import locked, write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
@@ -28,6 +30,9 @@ from subprune.report.terminal import report_text
 from subprune.result import Result
 
 __all__ = ["Job", "run_job"]
+
+CHECKPOINT = "checkpoint"
+"""Folder in the output for what is finished, until the result is written."""
 
 _QUICK = 30.0  # seconds: bounds take about as long as the pruning
 
@@ -48,8 +53,16 @@ class Job:
 
 
 def run_job(job: Job, words: Mapping[str, Any]) -> None:
-    """Load, prune, write; `words` are the flags of the table."""
-    watch, shown = Stopwatch(), False if job.json else None
+    """Load, prune, write; `words` are the flags of the table.
+
+    Of several processes that torchrun started, the first does all that can be seen.
+    """
+    with started_job() as rank:
+        _run(job, words, rank)
+
+
+def _run(job: Job, words: Mapping[str, Any], rank: int) -> None:
+    watch, shown = Stopwatch(), False if job.json or rank else None
     keywords = o.read(words)
     count = keywords.get("n_samples", o.TABLED["n_samples"].default)
     inputs_read = count if isinstance(count, int) else None  # tokens are counted in all of them
@@ -71,16 +84,25 @@ def run_job(job: Job, words: Mapping[str, Any]) -> None:
     if options.allocator.measures_answers:
         keywords.setdefault("cache", job.output / "cache")
     if job.dry_run:
-        _show_forecast(foresee(loaded.model, inputs, **keywords), remarks, job.json)
+        forecast = foresee(loaded.model, inputs, **keywords)
+        if not rank:
+            _show_forecast(forecast, remarks, job.json)
+        return
+    keywords.setdefault("checkpoint", job.output / CHECKPOINT)
+    if rank:
+        run(loaded.model, inputs, **keywords)
         return
     _check_output(job.output)
-    result = run(loaded.model, inputs, **keywords)
-    quick = not why and result.report.seconds < _QUICK
-    if quick if job.guarantees is None else job.guarantees:
-        result = _guaranteed(result, loaded.model, choice, shown)
-    result = _waited(result, {**watch.parts, **result.report.parts})
-    result = replace(result, report=replace(result.report, notes=(*remarks, *result.report.notes)))
-    _write(result, job.output, job.json, verified_on)
+    with locked(job.output, f"--output {str(job.output)!r}"):
+        result = run(loaded.model, inputs, **keywords)
+        quick = not why and result.report.seconds < _QUICK
+        if quick if job.guarantees is None else job.guarantees:
+            result = _guaranteed(result, loaded.model, choice, shown)
+        result = _waited(result, {**watch.parts, **result.report.parts})
+        notes = (*remarks, *result.report.notes)
+        result = replace(result, report=replace(result.report, notes=notes))
+        _write(result, job.output, job.json, verified_on)
+        shutil.rmtree(job.output / CHECKPOINT, ignore_errors=True)
 
 
 @contextlib.contextmanager

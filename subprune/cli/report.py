@@ -18,8 +18,9 @@ __all__ = ["register"]
 
 EXAMPLES = """Examples:
 
-* `subprune report small` shows the report of the folder
-* `subprune report small/model.safetensors --html page.html` makes the page from the model alone
+  subprune report small
+  subprune report small --html page.html
+  subprune report small/model.safetensors --html page.html
 """
 _MOST_BYTES = 2**28
 
@@ -32,7 +33,9 @@ def register(app: typer.Typer) -> None:
 def report(
     source: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A folder of `prune`, report.json, or a saved model."),
+        typer.Argument(
+            metavar="PATH", help="A folder that prune wrote, a report.json, or a saved model."
+        ),
     ],
     html: Annotated[Path | None, typer.Option(help="Write the HTML page here.")] = None,
     json: o.Json = False,

@@ -107,6 +107,7 @@ def take(
             f"the data is a single input of shape {tuple(data.shape)}, without a batch dimension; "
             "give data[None] for this one input, or several as [samples, …]"
         )
+    _check_lengths(data)
     # As many samples as tokens are more than enough; how many are taken, their tokens tell.
     wanted = tokens or n_samples
     assert not isinstance(wanted, str)
@@ -139,6 +140,16 @@ def take(
             f"the first {count:,} inputs of a stream were taken; shuffle it if it is sorted"
         ] = None
     return Taken(taken, tuple(remarks))
+
+
+def _check_lengths(data: Any) -> None:
+    """Inputs with more or fewer labels are a mistake, not two batches."""
+    arrays = isinstance(data, tuple) and all(isinstance(x, Tensor | np.ndarray) for x in data)
+    if not arrays or len(data) != 2 or data[0].ndim < 2 or data[1].ndim != 1:
+        return
+    first, second = len(data[0]), len(data[1])
+    if first != second and _is_labels(torch.as_tensor(data[1])):
+        raise DataError(f"the data has {first:,} inputs and {second:,} labels; give one label each")
 
 
 def _enough(worth: Sequence[int], missing: int) -> int:
@@ -229,6 +240,14 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
     ):
         labels = item[-1]
     if forward is not None:
+        try:
+            inspect.signature(forward).bind(item)
+        except TypeError as error:
+            raise DataError(
+                f"forward= takes one item of the data and gives the model's arguments: {error}"
+            ) from error
+        except ValueError:  # a function without a signature
+            pass
         item = forward(item)
         inputs = _arguments(item)
     elif isinstance(item, Mapping):
@@ -241,7 +260,10 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
     inputs = _masks_by_name(inputs, model)
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
     if not tensors:
-        raise DataError(f"an item of the calibration data holds no tensor: {type(item).__name__}")
+        raise DataError(
+            f"an item of the calibration data, a {type(item).__name__}, holds no tensor; give "
+            "tensors or NumPy arrays, or forward=, which makes the model's arguments of an item"
+        )
     return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
 
 
@@ -449,9 +471,11 @@ def _check(batch: Batch, number: int) -> None:
                 f"batch {number} of the calibration data is on the meta device and has no values"
             )
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            bad = torch.nonzero(~torch.isfinite(x).reshape(x.shape[0] if x.ndim else 1, -1).all(1))
+            which = ", ".join(str(int(i)) for i in bad[:5]) + (", …" if len(bad) > 5 else "")
             raise DataError(
-                f"batch {number} of the calibration data contains NaN or "
-                "infinity; remove those samples"
+                f"batch {number} of the calibration data contains NaN or infinity, in its inputs "
+                f"{which} (counted from 0); remove those"
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,11 @@ def read(data: Any, lot: Lot, single: Single) -> Source:
         return Source(_indexed(data, lot, single))
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return _stream(data, single)
+    if isinstance(data, str | Path):
+        raise DataError(
+            f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}, or what "
+            "subprune.read_data(path, model) makes of a file or folder"
+        )
     raise DataError(f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}")
 
 

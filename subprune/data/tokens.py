@@ -1,4 +1,4 @@
-"""Which tokens count: padding is no data.
+"""Which tokens count: padding is not data.
 
 A mask among the inputs, `attention_mask` or `decoder_attention_mask`, [N, L] of zeros and ones,
 says which tokens of a batch count; `subprune.data.layouts` where they lie in the values of a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,7 @@ from subprune.measure.answers import main_output, read
 from subprune.measure.language import token_count
 from subprune.program.program import flat_tensors
 from subprune.progress import Step, progress_bar
+from subprune.reading.reader import from_path
 from subprune.report.recovery import Recovery
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ __all__ = ["recover"]
 
 _HELD_OUT = 8  # one of so many inputs is never trained on
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
+_RATES = {True: 4e-4, False: 1e-4}  # whether what is trained on is ever new
+_CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 _PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -40,8 +44,9 @@ def recover(
     *,
     dense: nn.Module | None = None,
     minutes: float = 10.0,
+    clock: Literal["wall", "processor"] = "wall",
     steps: int | None = None,
-    rate: float = 1e-4,
+    rate: float | None = None,
     batch: int | None = None,
     augment: bool = True,
     products: Literal["float32", "bfloat16"] = "float32",
@@ -53,31 +58,38 @@ def recover(
     """Train the smaller model to answer as the dense one does. Neither model given is changed.
 
     No labels: the dense model says what should come out, also for crops, mirror images, mixtures
-    and collages of the inputs. One input of eight is held out; the state on the way that does best on those is
-    what stays, be it the first.
+    and collages of the inputs. One input of eight is held out; the state on the way that does best
+    on those is what stays, even if that is the first.
 
     Args:
         result: what `prune` gave back.
         data: inputs as for `prune`; the same, or more.
         dense: the model that was pruned; by default the one that `prune` was given.
         minutes: how long it may take.
+        clock: "processor" counts the time of this process alone, all its threads added up: where
+            other work shares the machine, the same minutes then buy the same training.
         steps: how many steps at most; by default as many as the minutes allow.
-        rate: the highest learning rate of Adam; small, since the start is good.
+        rate: the highest learning rate of Adam; small, since the start is good. By default 4e-4
+            for images that are augmented, of which no two steps see the same, and else 1e-4.
         batch: inputs of a step; by default 64, of long sequences as many as have 1,024 tokens.
         augment: whether images are cropped, mirrored and mixed.
         products: "bfloat16" multiplies in that type while training, about twice as fast where
             the processor can (AVX-512 BF16, AMX); weights and figures stay as they are.
         n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
-        seed: of everything random.
+        seed: seed for everything random.
         progress: as for `prune`.
 
     Returns:
         A `Result` with the trained model; its `recovery` says what it brought.
     """
     _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
-    if products not in _PRODUCTS:
-        raise OptionError(must_be("products", f"one of {', '.join(_PRODUCTS)}", products))
+    for name, given, allowed in (
+        ("products", products, list(_PRODUCTS)),
+        ("clock", clock, list(_CLOCKS)),
+    ):
+        if given not in allowed:
+            raise OptionError(must_be(name, f"one of {', '.join(allowed)}", given))
     if not hasattr(result, "dense"):
         raise OptionError(
             "recover takes what subprune.prune gave back, result, not result.model; got an object "
@@ -88,6 +100,7 @@ def recover(
         raise OptionError(
             "this result does not know the dense model it was made from: give it as dense=model"
         )
+    data = from_path(data, teacher, n_samples, seed)
     inputs = take(data, teacher, n_samples, forward=forward, seed=seed)
     parts, numbers = folded(inputs.batches, _HELD_OUT)
     seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
@@ -99,7 +112,12 @@ def recover(
     sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
     size = _batch_size(seen[0]) if batch is None else batch
     course = Course(
-        minutes=minutes, rate=rate, batch=size, steps=steps, products=_PRODUCTS[products]
+        minutes=minutes,
+        rate=_RATES[sampler.augment] if rate is None else rate,
+        batch=size,
+        steps=steps,
+        products=_PRODUCTS[products],
+        clock=_CLOCKS[clock],
     )
     with (
         progress_bar({"training": course.looks + 1}, progress) as tick,
@@ -128,8 +146,8 @@ def _batch_size(batch: Batch) -> int:
     return max(1, min(_INPUTS, _TOKENS // max(1, tokens)))
 
 
-def _check(*, minutes: float, steps: int | None, rate: float, batch: int | None) -> None:
-    for name, value in (("minutes", minutes), ("rate", rate)):
+def _check(*, minutes: float, steps: int | None, rate: float | None, batch: int | None) -> None:
+    for name, value in (("minutes", minutes), ("rate", 1.0 if rate is None else rate)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise OptionError(must_be(name, "a positive number", value))

@@ -15,7 +15,7 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +27,7 @@ from subprune.fit.solver import Factors, Solution, energy_change, relative_error
 from subprune.program import parallel
 
 if TYPE_CHECKING:
+    from subprune.program.ranks import Ranks
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.statistics import Statistics
 
@@ -71,7 +72,7 @@ class Fitted:
     """The new weights of one block of a consumer; d columns, m outputs."""
 
     weight: Tensor  # [d, m] float64, of the model itself; zero rows for dropped columns
-    versions: tuple[Tensor, ...]  # the same fitted without each fold; empty with one fold
+    versions: tuple[Tensor, ...]  # the same fitted without each judged fold; empty with one fold
     shift: Tensor | None  # [m] float64, to be added to the bias; None where none is fitted
     shifts: tuple[Tensor, ...]  # the same without each fold; empty where there is none
     ridge: float  # strength that was used
@@ -115,16 +116,18 @@ def cross_fit(
     strengths: Sequence[float],
     intercept: bool = False,
     factors: FoldFactors | None = None,
+    judged: int | None = None,
 ) -> Fitted:
     """Weights for the columns of the units `kept` and the columns without a unit.
 
     whole: ``folded.whole()``, which the caller has already. old: [d, m], the present weights.
     strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
     intercept: fit a constant too, which the ridge does not draw anywhere. factors: of the same
-    inputs, where they were fitted before; afterwards those of the strength used.
+    inputs, where they were fitted before; afterwards those of the strength used. judged: of how many
+    folds, the first, a fit without the fold is kept and judged on it; None: of all.
     """
     known: FoldFactors = {} if factors is None else factors
-    columns = whole.columns(kept)
+    columns, ranks = whole.columns(kept), folded.ranks
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
     versions: tuple[Tensor, ...] = ()
     shifts: tuple[Tensor, ...] = ()
@@ -133,12 +136,13 @@ def cross_fit(
             _Trial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
             for fold in range(folded.folds)
         ]
-        strength = _best_strength(trials, strengths)
-        residual = sum(_each(lambda trial: trial.settle(strength), trials, columns))
-        versions = tuple(trial.weight(strength) for trial in trials)
+        strength = _best_strength(trials, strengths, ranks)
+        settled = _each(lambda trial: trial.settle(strength), trials[:judged], columns, ranks)
+        versions = tuple(weight for *_, weight, _ in settled)
         if intercept:
-            shifts = tuple(trial.shift(strength) for trial in trials)
-        energy = sum(trial.energy for trial in trials)
+            shifts = tuple(shift for *_, shift in settled if shift is not None)
+        energy = sum(energy for _, energy, *_ in settled)
+        residual = sum(residual for residual, *_ in settled)
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
@@ -242,25 +246,20 @@ class _Trial:
             self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
         return self._changes[strength]
 
-    def settle(self, strength: float) -> float:
-        """Fit with this strength, for good: what that leaves of the fold's energy."""
+    def settle(self, strength: float) -> tuple[float, float, Tensor, Tensor | None]:
+        """Fit with this strength, for good: what that leaves of the fold's energy, that energy, the
+        fitted weights [d, m], and the fitted constant [m], if there is one.
+        """
         fit = self._fit(strength)
         residual = relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
         self.tidy(strength)
-        return residual
+        new = torch.zeros(self.old.shape, dtype=torch.float64, device=fit.weight.device)
+        new[self.columns] = fit.weight
+        return residual, self.energy, new, fit.shift
 
-    def shift(self, strength: float) -> Tensor:
-        """The fitted constant [m]."""
-        shift = self._fit(strength).shift
-        assert shift is not None
-        return shift
-
-    def weight(self, strength: float) -> Tensor:
-        """The fitted weights [d, m]."""
-        fitted = self._fit(strength).weight
-        new = torch.zeros(self.old.shape, dtype=torch.float64, device=fitted.device)
-        new[self.columns] = fitted
-        return new
+    def know(self, changes: Mapping[float, float]) -> None:
+        """What other ranks have found out about strengths."""
+        self._changes.update(changes)
 
 
 def _some_outputs(stats: Statistics, outputs: Tensor) -> Statistics:
@@ -269,7 +268,7 @@ def _some_outputs(stats: Statistics, outputs: Tensor) -> Statistics:
     return replace(stats, cross=stats.cross[:, at], target_sums=stats.target_sums[at])
 
 
-def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> float:
+def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float], ranks: Ranks) -> float:
     """The strength with the least held-out error.
 
     The best for the first fold, or a neighbour that all prefer.
@@ -285,7 +284,8 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
             first.tidy(first.best(), statistics=False)
         return found
 
-    changes = _each(change, strengths, columns)
+    changes = _each(change, strengths, columns, ranks)
+    first.know(dict(zip(strengths, changes, strict=True)))
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
 
@@ -294,12 +294,19 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float]) -> floa
         trial.tidy(strengths[best])
         return found
 
-    totals = [sum(both) for both in zip(*_each(changes_near, trials, columns), strict=True)]
+    found = _each(changes_near, trials, columns, ranks)
+    totals = [sum(both) for both in zip(*found, strict=True)]
     return near[totals.index(min(totals))]
 
 
-def _each(work: Callable[[Item], Outcome], items: Sequence[Item], columns: Tensor) -> list[Outcome]:
-    """The work on every item, several at once where their matrices are neither tiny nor large."""
+def _each(
+    work: Callable[[Item], Outcome], items: Sequence[Item], columns: Tensor, ranks: Ranks
+) -> list[Outcome]:
+    """The work on every item, several at once where their matrices are neither tiny nor large; of
+    a job, some by each rank.
+    """
+    if ranks.count > 1 and len(columns) >= _TINY:
+        return ranks.each(work, items)
     side_by_side = _TINY <= len(columns) <= _WIDE and columns.device.type == "cpu"
     return parallel.each(work, items, side_by_side)
 

@@ -115,7 +115,7 @@ class Fit(ABC):
         return self
 
     def without_norms(self) -> Fit:
-        """The fit for a model whose norms are measured anew: it leaves their biases alone."""
+        """The fit for a model whose norms are re-estimated: it leaves their biases alone."""
         return self
 
 

@@ -74,7 +74,10 @@ class LeastSquares(Fit):
                 strengths = work.ridge[number:][:1] or self.strengths()
                 factors = work.factors.setdefault(number, {})
                 constant = self.has_constant(consumer)
-                own.append(_block(folded, whole, work.kept, weight, strengths, constant, factors))
+                judged = len(models) - 1
+                own.append(
+                    _block(folded, whole, work.kept, weight, strengths, constant, factors, judged)
+                )
             self.write(work, consumer, models, own)
             fits += own
         return together(fits)
@@ -100,12 +103,17 @@ def _block(
     strengths: Sequence[float],
     constant: bool,
     factors: FoldFactors,
+    judged: int,
 ) -> Fitted:
-    """One block of a consumer; old: [d, m], its present weights."""
-    scale = folded.scale
+    """One block of a consumer; old: [d, m], its present weights.
+
+    judged: versions of the model, each fitted without one of the first folds; 0: nothing is kept
+    apart, and all folds say which fit is best.
+    """
+    scale, some = folded.scale, judged or None
     if scale is None:
-        return cross_fit(folded, whole, kept, old, strengths, constant, factors)
+        return cross_fit(folded, whole, kept, old, strengths, constant, factors, some)
     # Fitted as its errors are felt, and scaled back.
     felt = old.double() * scale.to(old.device)
-    fitted = cross_fit(folded, whole, kept, felt, strengths, constant, factors)
+    fitted = cross_fit(folded, whole, kept, felt, strengths, constant, factors, some)
     return fitted.divided(scale, old, whole.columns(kept))

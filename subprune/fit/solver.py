@@ -50,8 +50,9 @@ def solve(
     those of columns about which the data says little most of all; the error is reported without it.
     An infinite one leaves them at `toward`, and fits the constant alone.
     ranked: whether the rank and the error are wanted, which take time; else the rank is that of
-    independent columns, and the error nan. factors: of the same columns, by ridge, where they are
-    solved for other targets too; what is missing is added.
+    independent columns, the error nan, and independent columns are solved for without a step of
+    refinement, which changes their weights by rounding alone. factors: of the same columns, by
+    ridge, where they are solved for other targets too; what is missing is added.
     """
     columns = stats.columns(kept)  # [q]
     if math.isinf(ridge):
@@ -73,7 +74,8 @@ def solve(
         known[key] = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
     factor = known[key]
     solution = factor.solve(wanted)  # [q (+1), m]
-    solution += factor.solve(wanted - system @ solution)  # one step of refinement
+    if ranked or factor.solver != "cholesky":  # one step of refinement
+        solution += factor.solve(wanted - system @ solution)
     # ‖Y − BX‖² = t + tr Xᵀ(GX − 2C), without the ridge
     error = float("nan")
     if ranked:

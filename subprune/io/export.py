@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import tempfile
 import time
 import warnings
@@ -100,10 +101,8 @@ def _format(path: Path, format: str | None) -> str:
     kind = format or next((k for k, ending in FORMATS.items() if path.suffix == ending), None)
     if kind not in FORMATS:
         near = closest(str(kind), FORMATS) if kind else ""
-        raise OptionError(
-            f"format={format!r} of {path.name!r}: {near}allowed are onnx "
-            "(.onnx) and torch-export (.pt2)"
-        )
+        given = f"the ending of {path.name!r} is not known" if format is None else f"{format=}"
+        raise OptionError(f"{given}: {near}allowed are onnx (.onnx) and torch-export (.pt2)")
     return str(kind)
 
 
@@ -136,6 +135,19 @@ def _resized(inputs: Inputs, batch: int) -> Inputs:
     return tree_map(resize, inputs)
 
 
+def _root(error: BaseException) -> str:
+    """The error that others were raised from, in one line without colours: exporters wrap it in
+    advice on whom to write to. A known one has a remedy.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().split("\n")[0][:300]
+    words = f"{type(error).__name__}: {text}"
+    if name := re.search(r"references nonexistent attribute \S+ of (\w+)$", text):
+        words += f"; it cannot export a submodule named {name[1]!r}: rename it"
+    return words
+
+
 Writer = Callable[[nn.Module, Inputs, Path, Any], None]
 
 
@@ -163,9 +175,8 @@ def _write(model: nn.Module, inputs: Inputs, file: Path, write: Writer) -> str:
             raise
         except Exception as error:
             if i == len(attempts) - 1:
-                text = str(error).strip().split("\n")[0][:300]
                 raise StructureError(
-                    f"PyTorch's exporter cannot write this model: {type(error).__name__}: {text}"
+                    f"PyTorch's exporter cannot write this model: {_root(error)}"
                 ) from error
     raise StructureError("PyTorch's exporter cannot write this model")
 

@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import cut_in_place, duplicate
 from subprune.data.batches import examples
-from subprune.errors import DataError, SubpruneError
+from subprune.errors import DataError, OptionError, SubpruneError
 from subprune.files import write_atomic
 from subprune.plan import HISTORY, history_of
+from subprune.program.accept import kind_of
 from subprune.program.borrow import given_back
 from subprune.program.record import record
 from subprune.program.shapes import empty_inputs, filled_inputs
 from subprune.report.versions import library_versions
-from subprune.structure.analysis import analyse
+from subprune.structure.grouping import analyse
 
 if TYPE_CHECKING:
     from subprune.io.pruned import Pruned
@@ -39,6 +40,7 @@ __all__ = ["fingerprint_of", "load", "read_report", "save"]
 FORMAT = "subprune-2"
 _KNOWN_FORMATS = (FORMAT,)
 _MOST_STEPS = 64
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl")  # what others would read the file as
 
 
 @given_back
@@ -53,6 +55,11 @@ def save(result: Pruned | nn.Module, path: str | Path) -> Path:
         raise DataError(
             f"this {type(model).__name__} was not made by subprune.prune, so there is no plan to "
             "save with it; save its state_dict instead"
+        )
+    if Path(path).suffix in _PICKLED:
+        raise OptionError(
+            f"{str(path)!r} ends as files of torch.save do, and this one is safetensors; give "
+            f"{str(Path(path).with_suffix('.safetensors'))!r}"
         )
     state = {name: x.detach().cpu().contiguous() for name, x in _state(model).items()}
     plan = {
@@ -80,7 +87,10 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
     models whose inputs are objects that cannot be described in a file.
     """
     if not isinstance(model, nn.Module):
-        raise DataError(f"load needs an instance of the original model, got {type(model).__name__}")
+        raise DataError(
+            f"load needs an instance of the original model, got {kind_of(model)}; "
+            "give one with any weights, as in subprune.load(Net(), path)"
+        )
     path = Path(path)
     metadata, state = _read(path, tensors=True)
     plan = _plan(path, metadata)
@@ -101,7 +111,8 @@ def load(model: nn.Module, path: str | Path, *, example: Any = None) -> nn.Modul
             which = f"step {number + 1} of its plan: " if len(plan["steps"]) > 1 else ""
             raise DataError(
                 f"{path.name} was not saved from this kind of model ({type(model).__name__}, the "
-                f"file has a pruned {plan['model']}): {which}{_words(error)}"
+                f"file has a pruned {plan['model']}): {which}{_words(error)}; build the model "
+                "that was pruned"
             ) from error
     _fill(small, state, path)
     setattr(small, HISTORY, tuple(plan["steps"]))
@@ -228,7 +239,7 @@ def _plan(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     texts = {name: metadata[name] for name in ("plan", "report") if name in metadata}
     if _digest(texts) != metadata.get("sha256"):
         raise DataError(
-            f"the plan in {path.name} was altered: its checksum does not fit; save the model again"
+            f"the plan in {path.name} was altered: its checksum does not match; save the model again"
         )
     try:
         plan = json.loads(texts["plan"])

@@ -66,5 +66,6 @@ class Recipe:
         landed: whether errors count where outputs land; None: if they do for the target.
         """
         where = self.target.landed if landed is None else landed
-        target = Layer(patches=self.target.patches, clip=clip, landed=where)
+        patches, rows = self.target.patches, self.target.rows
+        target = Layer(patches=patches, rows=rows, clip=clip, landed=where)
         return replace(self, target=target, selector=self.selector.whole(), fit=self.fit.plain())

@@ -17,6 +17,7 @@ fitted without it does on it is what the report may tell.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,10 @@ __all__ = ["constant_of", "makers", "refine"]
 _INPUT_DAMPING = 1e-2  # of the mean energy of a column
 _UNIT_DAMPING = 0.05  # of the mean of S's diagonal
 _SHRINKS = (1.0, 0.4, 0.15)  # of the best length, tried in turn
+_LENGTH_INPUTS = 128  # that say how far to go: two numbers need no more
 
 Solve = Callable[["Tensors"], "Tensors"]
-"""Fits the readers anew to what the tensors' model computes."""
+"""Refits the readers to what the tensors' model computes."""
 
 
 def makers(structure: Structure, group: Group) -> list[Consumer]:
@@ -296,6 +298,14 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
     return shares
 
 
+def _first(block: _Block, batches: Sequence[int], inputs: int) -> list[int]:
+    """The first of these batches that hold so many inputs together; all, if they hold fewer."""
+    values = block.aims[block.readers[0].use.op]
+    ends = itertools.accumulate(len(values[i]) for i in batches)
+    enough = next((n for n, end in enumerate(ends, 1) if end >= inputs), len(batches))
+    return list(batches[:enough])
+
+
 def _best(
     block: _Block,
     tensors: Tensors,
@@ -315,7 +325,7 @@ def _best(
     ]
     q = len(steps)
     normal, wanted = torch.zeros(q, q, dtype=torch.float64), torch.zeros(q, dtype=torch.float64)
-    for i in seen:
+    for i in _first(block, seen, _LENGTH_INPUTS):
         here = block.landed(i, tensors, grad=False)
         there = [block.landed(i, m, grad=False) for m in moved]
         for reader in block.readers:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from subprune.select.selector import Setting
     from subprune.structure.groups import Group
 
-    Refit = Callable[[Place, Sequence[Tensors]], tuple[list[Tensors], Figures]]
+    # Newly fitted models, figures, and the dense run past the layer, if it went there.
+    Refit = Callable[[Place, Sequence[Tensors]], tuple[list[Tensors], Figures, Run | None]]
 
 __all__ = ["Tour", "switched_off"]
 
@@ -52,9 +53,8 @@ class Tour:
         self.dense, self.current = calibration.start(), calibration.start()
         self.pruned = pruned
         self.current.renew = stored_norms(calibration.structure.program) if renew else {}
-        folds = calibration.n_folds
-        # Tensors of the model fitted without each fold; empty where nothing is held out.
-        self.versions: list[Tensors] = [self.current.tensors] * folds if folds > 1 else []
+        # Tensors of the model fitted without each judged fold; empty where nothing is held out.
+        self.versions: list[Tensors] = [self.current.tensors] * calibration.judged
         self.rewritten: set[str] = set()  # tensors that fits replaced
         self._past_dense = Passage(self.dense, groups)
         self._past_current = Passage(self.current, groups, mark_all)
@@ -107,8 +107,9 @@ class Tour:
                 inputs=self._inputs if _linear(layer) else None,
             )
             assert self._refit is not None
-            models, self.refitted[layer.name] = self._refit(place, self.models)
+            models, self.refitted[layer.name], passed = self._refit(place, self.models)
             self.take_over(models)
+            self.skip_to(passed)
 
     def take_over(self, models: Sequence[Tensors]) -> None:
         """Newly fitted tensors of the model and its versions."""
@@ -124,7 +125,13 @@ class Tour:
         start: the pruned run before it saw how many units the group has, where anything does.
         """
         self.take_over(models)
-        self.current.tensors, *self.versions[:] = switched_off(group, kept, self.models)
+        self.settle(group, kept, switched_off(group, kept, self.models), start)
+
+    def settle(
+        self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
+    ) -> None:
+        """Go on with models whose other units are switched off already."""
+        self.current.tensors, *self.versions[:] = models
         keep = keep_mask(group, kept)
         self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))
         if start is not None and self.pruned:
@@ -133,14 +140,19 @@ class Tour:
         self._note_removed(group, kept)
         self._undecided.pop(group.name, None)
 
-    def skip_to(self, passed: Run | None) -> None:
-        """Go on from where a fork of the dense run has got to, unless a group is waiting before."""
+    def skip_to(self, passed: Run | None) -> tuple[int, ...]:
+        """Go on from where a fork of the dense run has got to, unless a group is waiting before.
+
+        Where it stopped on the way; empty if the dense run stays.
+        """
         if passed is None:
-            return
+            return ()
         ops = [c.use.op for g in self._undecided.values() for c in g.consumers]
         ops += [layer.first_op for layer in list(self._stations)[:1]]
         if passed.position <= min(ops, default=passed.position):
             self.dense.go_on_from(passed)
+            return tuple(passed.trail)
+        return ()
 
     def finish(self) -> tuple[str, ...]:
         """Refit what is left; the BatchNorm statistics that were re-estimated, by name."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,7 @@ from subprune.structure.groups import Group, in_order
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
     from subprune.loop.tour import Tour
+    from subprune.program.ranks import Ranks
     from subprune.statistics.place import Place
     from subprune.statistics.runs import Run
     from subprune.statistics.statistics import Statistics
@@ -65,19 +66,30 @@ def visits(
     gathered; None: where the recipe needs them.
     """
     recipe.selector.check(setting, recipe.who)
-    ahead = not recipe.target.sees_pruned
+    ahead, ranks = not recipe.target.sees_pruned, setting.calibration.ranks
     gather = recipe.needs_statistics if statistics is None else statistics
     waiting: deque[_Pending] = deque()
+
+    def next_visit() -> Visit:
+        _share_out(waiting, ranks)
+        return waiting.popleft().visit()
+
     for group in in_order(groups):
         while waiting and _shares_reader(group, [w.group for w in waiting]):
-            yield waiting.popleft().visit()
+            yield next_visit()
         tick(group)
         k = None if counts is None else counts[group.name]
         waiting.append(_begun(tour, group, recipe, setting, k, gather, waiting if ahead else None))
+        if ranks.count > 1:  # all that wait are ranked at once, by a rank each
+            if ahead and _fits([w.gathered for w in waiting], ranks.count):
+                continue
+            while waiting:
+                yield next_visit()
+            continue
         while waiting and not (ahead and _room(waiting)):
-            yield waiting.popleft().visit()
+            yield next_visit()
     while waiting:
-        yield waiting.popleft().visit()
+        yield next_visit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +102,7 @@ class _Pending:
     place: Place | None
     start: Run | None
     ranking: Future[tuple[Ranking, float]]
+    rank: Callable[[], tuple[Ranking, float]]  # which makes it, where it was put off
     seconds: float
 
     def visit(self) -> Visit:
@@ -144,7 +157,10 @@ def _begun(
 
     seconds = time.perf_counter() - started
     put_off = others is not None and not selector.needs_runs
-    if put_off and _fits([gathered, *(w.gathered for w in others or ())]):
+    future: Future[tuple[Ranking, float]]
+    if setting.calibration.ranks.count > 1 and not selector.needs_runs:
+        future = Future()  # one of the ranks makes it
+    elif put_off and _fits([gathered, *(w.gathered for w in others or ())]):
         future = parallel.later(rank)
     else:
         future = Future()
@@ -156,8 +172,23 @@ def _begun(
         place=place if gathered.aims else None,
         start=place.start,
         ranking=future,
+        rank=rank,
         seconds=seconds,
     )
+
+
+def _share_out(waiting: Sequence[_Pending], ranks: Ranks) -> None:
+    """Let every rank make the rankings of some of the groups that wait for theirs, for all."""
+    missing = [w for w in waiting if not w.ranking.done() and ranks.count > 1]
+    if not missing:
+        return
+
+    def made(pending: _Pending) -> tuple[Any, ...]:
+        ranking, seconds = pending.rank()
+        return (*ranking.to_plain(pending.group.name), seconds)
+
+    for pending, (*plain, seconds) in zip(missing, ranks.each(made, missing), strict=True):
+        pending.ranking.set_result((Ranking.of_plain(*plain), seconds))
 
 
 def _room(waiting: Sequence[_Pending]) -> bool:
@@ -165,10 +196,12 @@ def _room(waiting: Sequence[_Pending]) -> bool:
     return _fits([w.gathered for w in waiting])
 
 
-def _fits(gathered: Sequence[Gathered]) -> bool:
-    """Whether statistics as large as the largest of these fit beside them."""
+def _fits(gathered: Sequence[Gathered], workers: int | None = None) -> bool:
+    """Whether statistics as large as the largest of these fit beside them, and somebody is free to
+    rank by them; None: as many as there are threads.
+    """
     sizes = [s.gram.nbytes for one in gathered for s in one.statistics]
-    few = len(gathered) < torch.get_num_threads()
+    few = len(gathered) < (torch.get_num_threads() if workers is None else workers)
     return few and sum(sizes) + max(sizes, default=_PENDING) <= _PENDING
 
 

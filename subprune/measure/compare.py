@@ -16,6 +16,7 @@ from subprune.measure.language import Surprise, attended, next_tokens, surprise,
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
     from subprune.program.program import Program
+    from subprune.program.ranks import Ranks
 
 __all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
@@ -148,6 +149,27 @@ class Tally:
         self.cosines += float(cosines.sum())
         self.vectors += cosines.numel()
 
+    def over(self, ranks: Ranks) -> Tally:
+        """The same of the batches of all ranks."""
+        if ranks.count == 1:
+            return self
+        one, other = self.surprise
+        numbers = [self.gap, self.energy, self.same, self.answers, self.inputs, self.batches]
+        numbers += [self.labelled, self.counted, *self.right, self.cosines, self.vectors]
+        numbers += [one.total, one.tokens, other.total, other.tokens]
+        sums = torch.tensor(numbers, dtype=torch.float64)
+        ranks.sum([sums])
+        total, added = Tally(self.program, self.causal), sums.tolist()
+        total.gap, total.energy, total.cosines = added[0], added[1], added[10]
+        total.same, total.answers, total.inputs, total.batches = map(int, added[2:6])
+        total.labelled, total.counted, *total.right = map(int, added[6:10])
+        total.vectors = int(added[11])
+        for surprised, start in zip(total.surprise, (12, 14), strict=True):
+            surprised.add(added[start], int(added[start + 1]))
+        kinds = ranks.share(None if self.reading is None else vars(self.reading))
+        total.reading = next((Reading(**kind) for kind in kinds if kind is not None), None)
+        return total
+
     def result(self) -> Comparison:
         """What all batches say together."""
         known = self.counted > 0 and self.labelled == self.batches
@@ -170,8 +192,12 @@ class Tally:
 
 
 def _counted(x: Tensor, where: Tensor | None) -> Tensor:
-    """The entries at positions that count."""
-    return x if where is None else x[where.expand(x.shape)]
+    """The entries at positions that count; where all of the last dimension do, row by row."""
+    if where is None:
+        return x
+    if where.ndim == x.ndim and where.shape[-1] == 1:
+        return x[where[..., 0].expand(x.shape[:-1])]
+    return x[where.expand(x.shape)]
 
 
 def vector_cosines(before: Tensor, after: Tensor) -> Tensor:

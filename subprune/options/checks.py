@@ -21,6 +21,7 @@ __all__ = [
     "LIMITS",
     "check_call",
     "check_contradictions",
+    "check_divisible",
     "check_drift",
     "check_goal",
     "check_numbers",
@@ -92,6 +93,24 @@ def check_refine(options: Options) -> None:
     if not recipe.fit.needs_statistics:
         words = f"{{refine=}} has no effect: fit {recipe.fit.name!r} fits nothing"
         raise OptionError(Message(words, refine=steps))
+
+
+def check_divisible(options: Options, ranks: int) -> None:
+    """Refuse what looks at all inputs at once, where every rank of a job runs some of them."""
+    if ranks == 1:
+        return
+    recipe, words = options.recipe, ""
+    if not recipe.selector.divisible:
+        words = "{who} looks at the inputs one by one"
+    elif recipe.target.patches == "random":
+        words = "{patches=} draws them from one batch after another"
+    elif recipe.refine:
+        words = "{refine=} looks at one batch after another"
+    if words:
+        how = "; give {distributed=} on one rank, or another choice"
+        given = {"patches": "random", "refine": recipe.refine, "distributed": False}
+        reason = f"{words}, which the {ranks} ranks of this job have some each of{how}"
+        raise OptionError(Message(reason, who=recipe.who, **given))
 
 
 def check_contradictions(options: Options) -> None:
@@ -167,5 +186,7 @@ def check_call(options: Options) -> None:
     if options.callback is not None and not callable(options.callback):
         allowed = "a function of a subprune.plan.GroupPlan"
         raise OptionError(must_be("callback", allowed, options.callback))
-    if options.cache is not None and not isinstance(options.cache, str | Path):
-        raise OptionError(must_be("cache", "a folder", options.cache))
+    for name in ("cache", "checkpoint"):
+        folder = getattr(options, name)
+        if folder is not None and not isinstance(folder, str | Path):
+            raise OptionError(must_be(name, "a folder", folder))

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = ["AllocatorName", "BatchNorm", "FitName", "Patches", "SelectorName", "TargetName"]
+__all__ = [
+    "AllocatorName",
+    "BatchNorm",
+    "FitName",
+    "Patches",
+    "SelectorName",
+    "TargetName",
+    "ViewName",
+]
 
 TargetName = Literal[
     "layer",
@@ -51,3 +59,4 @@ AllocatorName = Literal[
 ]
 Patches = Literal["all", "random"]
 BatchNorm = Literal["keep", "recalibrate", "sequential"]
+ViewName = Literal["mirror", "crop"]

@@ -22,7 +22,7 @@ from subprune.fit.fits import FITS
 from subprune.keywords import check_kind, options_of
 from subprune.loop.recipe import Recipe
 from subprune.messages import KEYWORDS, Message
-from subprune.methods import DEFAULT_FIT, METHODS, Method, find_method, tuned
+from subprune.methods import DEFAULT_FIT, METHODS, Method, as_method, find_method, tuned
 from subprune.options.checks import (
     GOALS,
     check_call,
@@ -33,13 +33,22 @@ from subprune.options.checks import (
     check_refine,
 )
 from subprune.options.table import OPTIONS, GuaranteeRows, Rows
+from subprune.options.texts import PARTS
 from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
+from subprune.select.selectors import SELECTORS
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
 from subprune.statistics.targets import TARGETS, Asymmetric
 
 __all__ = ["GuaranteeOptions", "Options"]
+
+PARTS.update(
+    target=(Target, TARGETS),
+    selector=(Selector, SELECTORS),
+    fit=(Fit, FITS),
+    allocate=(Allocator, ALLOCATORS),
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -51,6 +60,7 @@ class Options(Rows):
         for o in OPTIONS.values():
             check_kind(o, getattr(self, o.name))
             object.__setattr__(self, o.name, o.kept(getattr(self, o.name)))
+        object.__setattr__(self, "method", as_method(self.method))
         find_method(self.method)  # refuses a name that is not known
         check_drift(self)
         _ = self.recipe  # refuses knobs that its parts lack, and values they do not take

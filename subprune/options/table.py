@@ -28,7 +28,6 @@ from subprune.options.texts import (
     as_budgets,
     as_count,
     as_list,
-    as_method,
     as_part,
     as_shares,
     as_views,
@@ -101,9 +100,9 @@ class Rows:
     )
     keep: Shares | str | None = option(
         None,
-        "fraction of the units of every group; or of some, by kind (head, neuron, channel, "
-        "stream), name or wildcard, of which the most specific counts, and what is not named stays "
-        "whole, unless * says how much of the rest is kept; 0.5 or 50%",
+        "fraction of the units of every group to keep, 0.5 or 50%; or fractions by kind (head, "
+        "neuron, channel, stream), name or wildcard: the most specific one counts, and groups that "
+        "none of them names stay whole, unless * gives a fraction for the rest",
         panel=_GOAL,
         metavar="SHARE or NAME=SHARE",
         several=True,
@@ -124,22 +123,22 @@ class Rows:
         "model",
         Message(
             "what {compression:name}, {speedup:name}, {params:name} and {flops:name} are measured "
-            "on: all of the model, or its blocks, which are everything but tables of embeddings "
+            "on: the whole model, or its blocks, which are everything but the tables of embeddings "
             "and positions and the layers that make the output"
         ),
         panel=_MEASURE,
     )
     uniform: bool = option(
         False,
-        "layers that repeat keep the same number of units, so that one number in a config can say "
-        "it; of a transformers model only what its config can express is pruned, and the result "
-        "loads with from_pretrained",
+        "repeated layers keep the same number of units, so that one number in a config can "
+        "describe them; of a transformers model only what its config can express is pruned, and "
+        "the result loads with from_pretrained",
         panel=_WHERE,
     )
     streams: bool = option(
         False,
-        "prune residual streams as well, which everything reads; by default only those that are "
-        "named themselves",
+        "also prune residual streams, which everything reads; by default only those that are "
+        "named explicitly",
         panel=_WHERE,
     )
     # ---- how ----------------------------------------------------------------------------------
@@ -149,19 +148,18 @@ class Rows:
         "that ranks the units of a group, as one given to subprune.method",
         panel=_HOW,
         metavar="NAME",
-        take=as_method,
         show=method_name,
     )
     target: TargetName | Target | None = option(
         None,
-        f"what a layer should give, and from which inputs: {', '.join(get_args(TargetName))}; by "
+        f"what a layer should reproduce, and from which inputs: {', '.join(get_args(TargetName))}; by "
         "default the method's own",
         panel=_HOW,
         **as_part("target"),
     )
     selector: SelectorName | Selector | None = option(
         None,
-        "who chooses the units; by default the method's own",
+        "how units are chosen; by default the method's own",
         panel=_HOW,
         **as_part("selector"),
     )
@@ -180,8 +178,8 @@ class Rows:
     )
     ridge: float | None = option(
         None,
-        "strength that draws new weights toward the old ones, relative to the inputs' mean "
-        "energy; 0 is the paper's plain fit, by default it is chosen on held-out inputs",
+        "how strongly new weights are drawn toward the old ones, relative to the inputs' mean "
+        "energy; 0 is the paper's plain fit; by default chosen on held-out inputs",
         panel=_HOW,
     )
     folds: int | None = option(
@@ -195,25 +193,25 @@ class Rows:
     )
     drift: bool | None = option(
         None,
-        "refit also the layers that lose no input, but whose inputs change because earlier layers "
-        "were cut, to what they gave in the dense model; by default as the method says",
+        "also refit the layers that lose no input, but whose inputs change because earlier layers "
+        "were cut, so that they give what they gave in the dense model; by default as the method says",
         panel=_HOW,
     )
     refine: int = option(
         0,
         "Gauss–Newton steps, at most, on the layers that make a group's units, with those that "
-        "read them fitted again after each; 4 suit 512 inputs",
+        "read them fitted again after each; 4 is a good number for 512 inputs",
         panel=_HOW,
     )
     epsilon: float | None = option(
         None, "between 0 and 1: stochastic greedy, for methods that select greedily", panel=_HOW
     )
-    patches: Patches = option("all", "patches of each image that are looked at", panel=_HOW)
+    patches: Patches = option("all", "which patches of each image are looked at", panel=_HOW)
     batchnorm: BatchNorm = option(
         "keep",
         "BatchNorm statistics: kept, re-estimated on the data at the end (recalibrate), or layer "
-        "after layer on the way (sequential), so that later layers are chosen and reweighted for "
-        "what the smaller model computes",
+        "by layer on the way (sequential), so that later layers are pruned and reweighted for what "
+        "the smaller model computes",
         panel=_HOW,
     )
     # ---- other data, and where curves are kept ------------------------------------------------
@@ -235,18 +233,29 @@ class Rows:
     )
     cache: str | Path | None = option(
         None,
-        "folder for accuracy curves, which are used again for other goals and after a break",
+        "folder for accuracy curves, which are reused for other goals and after an interruption",
         panel=_WORK,
         metavar="FOLDER",
         parse=Path,
         planned=False,
         show=str,
     )
+    checkpoint: str | Path | None = option(
+        None,
+        "folder for finished steps: the same call, stopped at any time, resumes after the last "
+        "finished group; the folder stays until you delete it. The command line uses "
+        "OUTPUT/checkpoint, until the result is written",
+        panel=_WORK,
+        metavar="FOLDER",
+        parse=Path,
+        planned=False,  # changes nothing in the result
+        show=str,
+    )
     # ---- which groups, and how wide -----------------------------------------------------------
     round_to: int | None = option(
         None,
         Message(
-            "numbers of units are multiples of this, 8 or 16 suit most hardware; by default 1, or "
+            "keep multiples of this number of units, 8 or 16 suit most hardware; by default 1, or "
             "8 with {latency=}"
         ),
         panel=_WHERE,
@@ -256,7 +265,7 @@ class Rows:
         "prune these groups and no others: names of groups or modules, wildcards such as "
         "layer*.conv1, patterns such as re:conv, in Python also module types and modules; a "
         "container stands for all layers in it, and residual streams are pruned only if named "
-        "themselves",
+        "explicitly",
         panel=_WHERE,
         metavar="NAME",
         several=True,
@@ -279,8 +288,8 @@ class Rows:
         512,
         Message(
             "how many inputs are used, drawn at random from all of the data by {seed:name}, or the "
-            "first of a stream; if there are no more, all in their own order; in Python None takes "
-            'all; "4096 tokens": as many inputs as have so many tokens that are no padding'
+            "first of a stream; all, in their own order, if there are no more; in Python None means "
+            'all; "4096 tokens": as many inputs as contain that many tokens, not counting padding'
         ),
         panel=_DATA,
         metavar="NUMBER",
@@ -288,8 +297,8 @@ class Rows:
     )
     augment: Any = option(
         None,
-        "calibrate also on further views of all images: mirror (left and right exchanged), crop "
-        "(moved by a few pixels); for images that mean the same then",
+        "also calibrate on further views of all images: mirror (left and right exchanged), crop "
+        "(shifted by a few pixels); for images whose meaning this does not change",
         panel=_DATA,
         metavar="VIEW",
         several=True,
@@ -304,19 +313,26 @@ class Rows:
         planned=False,
         variable=True,
     )
-    seed: int = option(0, "of everything random", panel=_DATA)
+    seed: int = option(0, "seed for everything random", panel=_DATA)
     # ---- the work itself ----------------------------------------------------------------------
     threads: int | None = option(
         None,
         "how many cores are used; by default as many as PyTorch would use, but no more than the "
-        "process may run on and its container is granted",
+        "process may run on or its container is granted",
+        panel=_WORK,
+        planned=False,  # changes the result by rounding, if at all
+    )
+    distributed: bool | None = option(
+        None,
+        "in a torch.distributed job, such as torchrun starts: share the work among its processes, "
+        "each of which makes the same call; False: this process alone; by default, if there is a job",
         panel=_WORK,
         planned=False,  # changes the result by rounding, if at all
     )
     time_calls: bool | None = option(
         None,
         "measure both models' latency on the first batch, or not at all; by default on one input, "
-        "with a latency as goal on the first batch",
+        "or, with a latency as the goal, on the first batch",
         panel=_WORK,
         planned=False,  # changes nothing in the result
     )
@@ -332,8 +348,8 @@ class Rows:
 
     callback: Callable[[GroupPlan], Any] | None = option(
         None,
-        "function that is told what was decided, group after group; an error that it raises stops "
-        "the work, and the model given is as it was",
+        "function that is called with what was decided, group by group; an error that it raises "
+        "stops the work, and leaves the model you passed in unchanged",
         panel=_WORK,
         flag=False,
         planned=False,

@@ -1,25 +1,26 @@
 """Values of options from text and shortcuts, and back to plain data.
 
-The command line reads text before anything heavy is imported: what needs a table of parts, or a
-module of PyTorch, imports it when it is called.
+The command line reads text before anything heavy is imported: tables of parts are entered in
+`PARTS` by those who know them, and what needs a module of PyTorch imports it when it is called.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from subprune.budget.explicit import share_of
 from subprune.budget.goal import Shares
 from subprune.errors import BudgetError, OptionError, closest
 from subprune.messages import Message
+from subprune.options.names import ViewName
 
 __all__ = [
+    "PARTS",
     "as_amount",
     "as_budgets",
     "as_count",
     "as_list",
-    "as_method",
     "as_part",
     "as_shares",
     "as_views",
@@ -51,13 +52,11 @@ def as_budgets(texts: list[str]) -> dict[str, int]:
 
 def as_views(given: Any) -> tuple[str, ...] | None:
     """Names of views, one or several."""
-    from subprune.data.views import VIEWS
-
-    names = as_list(given)
+    names, views = as_list(given), get_args(ViewName)
     for name in names:
-        if name not in VIEWS:
+        if name not in views:
             words = "{augment=}: {hint}allowed are {allowed}"
-            hint, allowed = closest(str(name), VIEWS), ", ".join(VIEWS)
+            hint, allowed = closest(str(name), views), ", ".join(views)
             raise OptionError(Message(words, augment=given, hint=hint, allowed=allowed))
     return tuple(dict.fromkeys(names)) or None
 
@@ -99,8 +98,8 @@ def checked_shares(keep: Any) -> Shares:
     if not keep or not all(isinstance(name, str) for name in keep):
         why = "{keep:name} must be a fraction, or a dict such as {example}, got {got!r}"
         raise BudgetError(Message(why, example={"head": 0.75, "*": "50%"}, got=dict(keep)))
-    for share in keep.values():
-        share_of(share)
+    for name, share in keep.items():
+        share_of(share, name)
     return dict(keep)
 
 
@@ -109,14 +108,6 @@ def as_list(given: Any) -> tuple[Any, ...]:
     from subprune.structure.choose import as_items
 
     return as_items(given)
-
-
-def as_method(given: Any) -> Any:
-    """The name of a method, one itself, or a ranking function as a method of its own name."""
-    from subprune.methods import of_function
-
-    ranks = callable(given) and not isinstance(given, type)
-    return of_function(given) if ranks else given
 
 
 def method_name(given: Any) -> str:
@@ -129,11 +120,18 @@ def class_names(items: Iterable[Any]) -> list[str]:
     return [x if isinstance(x, str) else getattr(x, "__name__", type(x).__name__) for x in items]
 
 
+PARTS: dict[str, tuple[type, Mapping[str, Any]]] = {}
+"""By option: the class of a part of a method, and the table of those that have names.
+
+The parts live in rooms that text does not know; `subprune.options.options` enters them.
+"""
+
+
 def as_part(option_name: str) -> dict[str, Any]:
     """How a part of a method is given: the name of one, or one itself."""
 
     def taken(value: Any) -> Any:
-        kind, table = _part_table(option_name)
+        kind, table = PARTS[option_name]
         if isinstance(value, kind):
             return value
         if isinstance(value, str) and value in table:
@@ -143,27 +141,7 @@ def as_part(option_name: str) -> dict[str, Any]:
         raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
 
     def shown(value: Any) -> str:
-        table = _part_table(option_name)[1]
+        table = PARTS[option_name][1]
         return str(value.name) if table.get(value.name) == value else repr(value)
 
     return {"metavar": "NAME", "parse": str, "take": taken, "show": shown}
-
-
-def _part_table(option_name: str) -> tuple[type, Mapping[str, Any]]:
-    """The class of a part, and the table of those that have names."""
-    from subprune.budget.allocators import ALLOCATORS
-    from subprune.budget.demand import Allocator
-    from subprune.fit.fit import Fit
-    from subprune.fit.fits import FITS
-    from subprune.select.selector import Selector
-    from subprune.select.selectors import SELECTORS
-    from subprune.statistics.target import Target
-    from subprune.statistics.targets import TARGETS
-
-    tables: dict[str, tuple[type, Mapping[str, Any]]] = {
-        "target": (Target, TARGETS),
-        "selector": (Selector, SELECTORS),
-        "fit": (Fit, FITS),
-        "allocate": (Allocator, ALLOCATORS),
-    }
-    return tables[option_name]

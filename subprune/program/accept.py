@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from subprune.errors import DataError, OptionError
 from subprune.program.foreign import check_foreign, packs_weights
 
-__all__ = ["check_kind", "check_model"]
+__all__ = ["check_kind", "check_model", "kind_of"]
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,7 +28,9 @@ def check_model(model: nn.Module) -> None:
 def check_kind(model: nn.Module) -> None:
     """Refuse modules that cannot be recorded or cut, whatever their weights are."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model must be a torch.nn.Module, got {_kind(model)}; {_remedy(model)}")
+        raise OptionError(
+            f"model must be a torch.nn.Module, got {kind_of(model)}; {_remedy(model)}"
+        )
     _check_wrapper(model)
     check_foreign(model)
     for name, module in model.named_modules():
@@ -53,7 +55,7 @@ def check_kind(model: nn.Module) -> None:
             )
 
 
-def _kind(other: object) -> str:
+def kind_of(other: object) -> str:
     """What was given in the place of a model."""
     if isinstance(other, type):
         return f"the class {other.__name__}"
@@ -76,6 +78,7 @@ def _check_wrapper(model: nn.Module) -> None:
     kind = type(model).__name__
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise OptionError(f"the model is wrapped in {kind}; give model.module, and wrap the result")
+    _check_sharded(model)
     if kind == "OptimizedModule":
         raise OptionError("the model was compiled by torch.compile; give model._orig_mod instead")
     for name, module in model.named_modules():
@@ -89,6 +92,21 @@ def _check_wrapper(model: nn.Module) -> None:
             "the model was made by torch.export, which fixes how it is run; give the Python "
             "module that it was made from, and export the result with subprune.export"
         )
+
+
+def _check_sharded(model: nn.Module) -> None:
+    """Refuse FSDP, of both kinds: every process has a part of each weight only."""
+    for name, module in model.named_modules():
+        classes = [c.__name__ for c in type(module).__mro__]
+        pieces = [type(p).__name__ for p in module.parameters(recurse=False)]
+        if {"FullyShardedDataParallel", "FSDPModule"} & set(classes) or "DTensor" in pieces:
+            place = f"{name!r} of the model" if name else "the model"
+            raise OptionError(
+                f"{place} is sharded by FSDP, so that this process has a part of its weights only; "
+                "build the model without FSDP, load the full state dict into it "
+                "(torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True), and shard the result"
+            )
 
 
 def _quantised_class(parts: Sequence[nn.Module | Tensor]) -> type | None:

@@ -49,7 +49,7 @@ def check_foreign(model: nn.Module) -> None:
         if any(base.__name__ in _ADAPTERS for base in kind.__mro__):
             raise OptionError(
                 f"{place} holds adapters ({kind.__module__}.{kind.__name__}), whose small matrices "
-                "are no layers of the model: call model = model.merge_and_unload() first, and "
+                "are not layers of the model: call model = model.merge_and_unload() first, and "
                 "prune what it gives; new adapters can be trained on the result"
             )
         if getattr(module, "_hf_hook", None) is not None:

@@ -42,6 +42,7 @@ __all__ = [
     "kind_of",
     "lengths",
     "moved",
+    "named_kind",
     "narrowed",
     "norm",
     "product",
@@ -58,15 +59,24 @@ Place = tuple[int, int]  # value id, dimension
 
 
 def kind_of(func: Any) -> str:
-    """Name without namespace and overload: ``add`` for ``aten.add.Tensor``."""
+    """Name without namespace and overload: ``add`` for ``aten.add.Tensor``; see `named_kind`."""
     return _known_kind(func) if isinstance(func, OpOverload) else _short_name(func)
 
 
 def _short_name(func: Any) -> str:
     parts = str(func).split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return named_kind(parts[0], parts[1]) if len(parts) > 1 else parts[0]
 
 
+def named_kind(namespace: str, name: str) -> str:
+    """The name that rules and rows go by. It keeps its namespace where PyTorch has an operation of
+    that name: ``mylib::flip`` need not do what ``aten::flip`` does.
+    """
+    taken = namespace not in _PYTORCH and hasattr(torch.ops.aten, name)
+    return f"{namespace}::{name}" if taken else name
+
+
+_PYTORCH = ("aten", "prims")
 _known_kind = cache(_short_name)
 
 

@@ -78,8 +78,13 @@ class Op:
 
     @property
     def kind(self) -> str:
-        """Name without namespace and overload: ``add``."""
+        """Name without overload, and without namespace where that leaves no doubt: ``add``."""
         return kind_of(self.func)
+
+    def value_at(self, name: str) -> int | None:
+        """The value that stands as the argument of that name; None where it is not a tensor."""
+        given = argument(self, name)
+        return given.id if isinstance(given, Ref) else None
 
     @property
     def where(self) -> str:

@@ -376,8 +376,10 @@ def _hint(inputs: Inputs, text: str) -> str:
         )
     if "unexpected keyword argument" in text:
         return f": arrays and dicts are passed by their names, here {', '.join(kwargs)}"
-    if "dtype" in text and any(not x.is_floating_point() for x in tensors):
-        return ": whole numbers may have to be made fractions, x.float()"
+    whole = [x for x in tensors if not x.is_floating_point()]
+    if whole and ("dtype" in text or "Input type" in text):
+        bytes_ = ", for bytes of images x.float() / 255" if whole[0].dtype is torch.uint8 else ""
+        return f": whole numbers may have to be made fractions, x.float(){bytes_}"
     return ""
 
 

@@ -242,6 +242,7 @@ def _read_with_pillow(file: Path | BinaryIO, name: str) -> Tensor:
         raise
     except Exception as error:
         raise DataError(
-            f"{name} cannot be read as an image: {type(error).__name__}: {error}"
+            f"{name} cannot be read as an image ({type(error).__name__}: {error}); remove it from "
+            "the folder, or save it again"
         ) from error
     return torch.from_numpy(pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())

@@ -56,8 +56,8 @@ class Pixels:
                 f"{name} is {'×'.join(map(str, shape))}" for shape, name in list(shapes.items())[:3]
             )
             words = (
-                "the images in {place} differ in size or colour: {sizes}; give {resize=}, or images "
-                "alike"
+                "the images in {place} differ in size or colour: {sizes}; give images alike, or "
+                "{resize=}"
             )
             raise DataError(Message(words, place=place, sizes=sizes))
         stacked = torch.stack(taken)
@@ -90,14 +90,16 @@ class Pixels:
         """(x − mean) / std for each channel, where asked for."""
         if self.mean is None and self.std is None:
             return x
-        channels = x.shape[1] if x.ndim == 4 else 1
-        mean = _per_channel("mean", 0.0 if self.mean is None else self.mean, channels)
-        std = _per_channel("std", 1.0 if self.std is None else self.std, channels)
         if not x.is_floating_point() or x.ndim != 4:
             words = (
-                "{mean:name} and {std:name} are for images; the data is {dtype} of shape {shape}"
+                "{mean:name} and {std:name} are for images [number, channels, height, width]; the "
+                "data is {dtype} of shape {shape}: omit them"
             )
-            raise OptionError(Message(words, dtype=x.dtype, shape=tuple(x.shape)))
+            dtype = str(x.dtype).removeprefix("torch.")
+            raise OptionError(Message(words, dtype=dtype, shape=tuple(x.shape)))
+        channels = x.shape[1]
+        mean = _per_channel("mean", 0.0 if self.mean is None else self.mean, channels)
+        std = _per_channel("std", 1.0 if self.std is None else self.std, channels)
         if bool((std <= 0).any()):
             raise OptionError(Message("{std:name} must be positive, got {got!r}", got=self.std))
         return (x - mean.view(-1, 1, 1)) / std.view(-1, 1, 1)
@@ -111,8 +113,11 @@ def _per_channel(option: str, given: str | float | Sequence[float], channels: in
         words = f"{{{option}:name}} must be numbers with commas between, got {{got!r}}"
         raise OptionError(Message(words, got=given)) from error
     if len(values) not in (1, channels):
-        words = f"{{{option}:name}} has {{count}} numbers for {{n}} channels; give 1 or {{n}}"
-        raise OptionError(Message(words, count=len(values), n=channels))
+        words = (
+            f"{{{option}:name}} has {{count}} numbers for {{n}}; give one for each, or one for all"
+        )
+        n = f"{channels} channel{'' if channels == 1 else 's'}"
+        raise OptionError(Message(words, count=len(values), n=n))
     return torch.tensor(values)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subprune.data.samples import LABEL_KEYS
 from subprune.data.sources import draw
-from subprune.errors import DataError, OptionError, closest
+from subprune.errors import DataError, OptionError, SubpruneError, closest
 from subprune.messages import Message, listed
 from subprune.reading.arrays import IMAGES, decode_image, read_arrays, read_image
 from subprune.reading.pixels import Pixels, Prepare, output_count
@@ -27,7 +27,7 @@ from subprune.reading.sentences import (
     windows,
 )
 
-__all__ = ["ARRAYS", "KINDS", "Reader", "read_data"]
+__all__ = ["ARRAYS", "KINDS", "Reader", "from_path", "read_data"]
 
 ARRAYS = (".npy", ".npz", ".safetensors")
 KINDS = (
@@ -65,14 +65,14 @@ def read_data(
         model: the model that will see them: texts are read as it takes them, and folders are
             labels where it has as many outputs.
         n_samples: how many inputs are drawn, by seed; None takes all.
-        seed: of what is drawn.
+        seed: seed for the draw.
         resize: height and width that images are brought to.
         mean: subtracted from each channel of images, such as ``(0.485, 0.456, 0.406)``.
-        std: by which each channel is divided.
+        std: what each channel is then divided by.
         prepare: function from an image [channels, height, width], from 0 to 1, to the model's
-            input, in the place of `resize`, `mean` and `std`.
+            input, instead of `resize`, `mean` and `std`.
         tokenizer: for texts: one of the transformers library, or the folder of one.
-        column: of a table, that holds the texts or images; by default found by its name.
+        column: the column of a table that holds the texts or images; by default found by its name.
         context: tokens of a piece of text, 256 by default.
 
     Returns:
@@ -88,6 +88,27 @@ def read_data(
         column=column,
         context=context,
     ).read()
+
+
+_ASKED = {"resize", "mean", "std", "tokenizer", "column", "context"}
+
+
+def from_path(
+    data: Any, model: nn.Module | None, n_samples: int | str | None = None, seed: int = 0
+) -> Any:
+    """What a path stands for; anything else as it is. Functions that take data take paths by this;
+    what they cannot be told about them is left to `read_data`.
+    """
+    if not isinstance(data, str | Path):
+        return data
+    try:
+        count = n_samples if isinstance(n_samples, int) else None  # not tokens
+        return read_data(data, model, n_samples=count, seed=seed)
+    except SubpruneError as error:
+        if not _ASKED & error.options.keys():
+            raise
+        words = "{problem} (an option of subprune.read_data, whose result can be given here)"
+        raise type(error)(Message(words, problem=error.message)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +175,8 @@ class Reader:
         arrays = read_arrays(path, self.n_samples, self.seed)
         labels = next((arrays.pop(n) for n in LABEL_KEYS if n in arrays and len(arrays) > 1), None)
         sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
+        if sizes == {0} and all(x.ndim for x in arrays.values()):
+            raise DataError(f"{path} holds no inputs: its arrays have no rows")
         if len(sizes) != 1 or sizes == {0}:
             shapes = {n: tuple(x.shape) for n, x in arrays.items()}
             raise DataError(

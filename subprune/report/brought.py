@@ -12,8 +12,9 @@ from subprune.plan import FITTED, MOVED, REFINED, UNFITTED
 if TYPE_CHECKING:
     from subprune.plan import Plan
 
-__all__ = ["Course", "courses", "parts_used"]
+__all__ = ["ROUNDING", "Course", "courses", "parts_used"]
 
+ROUNDING = 1e-6  # shares below this are errors of rounding
 _STAGES = (UNFITTED, FITTED, MOVED, REFINED)
 
 
@@ -21,8 +22,7 @@ _STAGES = (UNFITTED, FITTED, MOVED, REFINED)
 class Course:
     """Layers of one kind, and their mean relative error after each stage of the work."""
 
-    what: str
-    layers: int
+    what: str  # how many layers, and which
     errors: tuple[tuple[str, float], ...]  # by stage
 
     def __str__(self) -> str:
@@ -33,8 +33,12 @@ def courses(plan: Plan) -> list[Course]:
     """How the errors went down: of layers that lost inputs, and of those that lost none."""
     cut = [g.stages for g in plan.groups if g.stages]
     kept = [stages for stages in plan.refitted.values() if stages]
-    sets = (("layers that read what was cut", cut), ("layers that lost no input", kept))
-    return [_course(what, stages) for what, stages in sets if stages]
+    sets = (("that read what was cut", cut), ("that lost no input", kept))
+    return [_course(f"{_layers(len(s))} {what}", s) for what, s in sets if s]
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
@@ -45,17 +49,21 @@ def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
         latest = [dict(s).get(stage, old) for s, old in zip(layers, latest, strict=True)]
         known = [x for x in latest if not math.isnan(x)]
         errors.append((stage, sum(known) / len(known) if known else float("nan")))
-    return Course(what, len(layers), tuple(errors))
+    return Course(what, tuple(errors))
 
 
 def parts_used(plan: Plan) -> str:
     """The choices the pruning was made of, in words."""
     words = [f"target {plan.target}"] if plan.target else []
     words += [f"{role} {name}" for role, name in plan.used.items() if name]
-    words += [f"{len(plan.refitted)} layers refitted that lost no input"] if plan.refitted else []
+    refitted = f"{_layers(len(plan.refitted))} refitted that lost no input"
+    words += [refitted] if plan.refitted else []
     steps = sum(g.steps for g in plan.groups)
     return ", ".join([*words, *([f"{steps} steps of refining"] if steps else [])])
 
 
 def _percent(x: float) -> str:
+    """Errors of rounding are not shown in digits."""
+    if 0 < x < ROUNDING:
+        return f"under {ROUNDING:.4%}"
     return "–" if math.isnan(x) else f"{100 * x:.3g}%"

@@ -44,7 +44,7 @@ def group_section(r: Report) -> str:
         "what the next layers received from these units that is lost after reweighting, on rows of "
         "data that were not fitted (in brackets: on those that were). What is saved adds up to the "
         "whole: where two groups cut the same weight, each is credited with half of what both save."
-        " Weights: their norm over the old one."
+        " Weights: the norm of the new ones over that of the old ones."
     )
     tools = _tools(len(r.plan.groups)) if folds else ""
     return section("Group by group", text, f'{tools}<div class="card scroll groups">{table}</div>')
@@ -65,7 +65,7 @@ def _stage(r: Report, stage: Stage) -> str:
     groups = [g for _, g in stage.groups]
     fold = f'<button class="fold" aria-expanded="true">{breakable(stage.name)}</button>'
     cells = _totals(r, groups, "")
-    cells[0] = f"{fold} {count(len(groups), 'group')}"
+    cells[0] = f'{fold} <span class="many">{count(len(groups), "group")}</span>'
     return f'<tbody class="stage">{_row_of(cells, "th", "head")}{rows}</tbody>'
 
 

@@ -111,15 +111,13 @@ def _layers(r: Report) -> str:
 
 def _parts(r: Report) -> str:
     """What each part brought."""
-    rows = [
-        [e(f"{course.layers} {course.what}"), e(str(course)).replace(" → ", "<br>→ ")]
-        for course in courses(r.plan)
-    ]
+    rows = [[e(course.what), e(str(course)).replace(" → ", "<br>→ ")] for course in courses(r.plan)]
     if not rows:
         return ""
     text = (
-        "The share of what the layers should give that is left after each stage, on average, where "
-        "it reaches the rest of the network; after fits, on rows of data that were not fitted. "
+        "How much of what the layers should reproduce is still missing after each stage, on "
+        "average, where it reaches the rest of the network; after fits, on rows of data that were "
+        "not fitted. "
         f"Parts: {parts_used(r.plan)}."
     )
     table = html_table(("layers", "error left"), rows)
@@ -132,14 +130,14 @@ def _curves(r: Report) -> str:
     if not found:
         return ""
     text = (
-        "For every number of units kept: the error that the greedy choice of so many leaves, with "
-        "a plain fit and on the inputs it was fitted to. All curves have the same scale; dots and "
-        "dashed lines are what was chosen."
+        "For every number of units: the error left by the greedy choice of that many, with a plain "
+        "fit, on the inputs it was fitted to. All curves have the same scale; dots and dashed lines "
+        "are what was chosen."
     )
     numbered = list(enumerate(r.plan.groups))
     together = ""
     if sum(len(cards) for _, cards in found) > 1:
-        said = '<p class="soft said">Point at a curve to see its group.</p>'
+        said = '<p class="soft said hint">Point at a curve to see its group.</p>'
         together = f'<div class="card script together">{said}{overlay(numbered)}</div>'
     if len(found) == 1:
         return section("Error curves", text, f"{together}{_grid(found[0][1])}")

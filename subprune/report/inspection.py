@@ -18,8 +18,8 @@ from subprune.program.accept import check_kind
 from subprune.program.borrow import given_back
 from subprune.program.program import input_count
 from subprune.program.record import record_given
-from subprune.structure.analysis import analyse
 from subprune.structure.cost import CostModel, Ints
+from subprune.structure.grouping import analyse
 
 if TYPE_CHECKING:
     from subprune.structure.groups import Group, Structure
@@ -98,21 +98,24 @@ class Inspection:
     @property
     def _summary(self) -> str:
         default = sum(r.default for r in self.rows)
+        groups = "group" if len(self.rows) == 1 else "groups"
         return (
             f"{self.model}: {self.params:,} parameters, {self.flops:,} FLOPs per input; "
-            f"{len(self.rows)} groups, {default} of them pruned by default"
+            f"{len(self.rows)} {groups}, {default} of them pruned by default"
         )
 
     def _notes(self) -> list[tuple[str, str]]:
         """Layers that stay, each with the reason; then parameters that are not used."""
         notes = [(name or "(model)", why) for name, why in self.refused.items()]
-        return notes + [(name, "is not used in the forward run") for name in self.unused]
+        return notes + [(name, "is not used in the forward pass") for name in self.unused]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, width: int = WIDTH) -> str:
-        """The table, and below it what cannot be pruned and why, in lines of so many characters."""
+        """The table, and below it what cannot be pruned and why; lines have at most `width`
+        characters.
+        """
         rows = [r.cells() for r in self.rows]
         lines = [text_table(_HEADER, rows, right=_HEADER[2:5], title=self._summary, width=width)]
         notes = self._notes()
@@ -182,6 +185,8 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
         obstacles.append(
             f"cut to multiples of {multiple}: the model's code fails with others that were tried"
         )
+    if each := _channels(group):
+        obstacles.append(f"a unit is {each} channels, one from each group of a grouped convolution")
     if _ends(params)[0] < _ends(params)[1] or _ends(flops)[0] < _ends(flops)[1]:
         obstacles.append(
             Message(
@@ -204,6 +209,15 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
         tuple(dict.fromkeys(c.name for c in group.consumers)),
         tuple(dict.fromkeys(obstacles)),
     )
+
+
+def _channels(group: Group) -> int:
+    """How many channels go with a unit, where a grouped convolution ties as many; else 0."""
+    if group.kind != "channel":
+        return 0
+    made = [s.units for s in group.slots if s.role == "producer" and s.dim == 0]
+    each = {int((units == u).sum()) for units in made for u in range(group.n_units)}
+    return each.pop() if len(each) == 1 and max(each) > 1 else 0
 
 
 def _ends(x: Ints) -> tuple[int, int]:

@@ -31,8 +31,8 @@ def section(title: str, text: str, body: str) -> str:
 
 
 def breakable(name: str) -> str:
-    """Long names break at their dots, not in the middle of a word."""
-    return e(name).replace(".", ".<wbr>")
+    """Long names break at their dots, not in the middle of a word or of a range (8–15)."""
+    return e(name).replace(".", ".<wbr>").replace("–", "\u2060–\u2060")
 
 
 def count(number: int, noun: str) -> str:

@@ -64,7 +64,7 @@ def size_section(r: Report) -> str:
         "An estimate, not a measurement. Widths go up and down in the proportions of this plan, "
         f"and what they cost is counted {counted}. Errors are read from the error curves "
         f"below (greedy choice, plain fit, fitted inputs){_inherited(r)}. Prune with the call below "
-        "to know."
+        "to be sure."
     )
     body = (
         f'<div class="card sizer">{_chart(r, costs)}'
@@ -84,8 +84,8 @@ def _inherited(r: Report) -> str:
     if not any(x > _LOST for x in ends):
         return ""
     return (
-        ", which were taken with the layers before pruned as in this plan: with everything kept, "
-        "what those layers lost is still in them"
+        ", which were measured with all earlier layers pruned as in this plan: they include what "
+        "those layers lost, even with everything kept"
     )
 
 

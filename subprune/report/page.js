@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const percent = x => `${(100 * x).toPrecision(3)}%`;
+const percent = x => 0 < x && x < 1e-6 ? "under 0.0001%" : `${(100 * x).toPrecision(3)}%`;  // as in terminal.py
 document.documentElement.classList.add("scripted");
 
 for (const button of all("button[data-copy]")) {

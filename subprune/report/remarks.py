@@ -44,7 +44,7 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
     if exact := [g for g in fits if math.isnan(g.held_out) and g.error < _ZERO and g not in narrow]:
         worst = min(exact, key=lambda g: g.rows / g.columns)
         yield Message(
-            "{groups} fitted without an error to speak of, and no inputs were held out (most of "
+            "{groups} fitted with almost no error, and no inputs were held out (most of "
             "all {worst}: {rows:,} rows for {columns:,} columns): either the units left are "
             "enough, or the inputs are too few to tell; {folds=} tells which",
             groups=_groups(len(exact)),

@@ -74,7 +74,9 @@ class _Bar:
 
 
 def bars(r: Report) -> str:
-    """Parameters, FLOPs and latency, before and after, each on its own scale that starts at 0."""
+    """Parameters, FLOPs and latency, before and after, each on its own scale that starts at 0;
+    below them how the latency was measured.
+    """
     (p, q), (f, g) = r.parameters, r.flops
     cards = [
         _card(
@@ -87,9 +89,11 @@ def bars(r: Report) -> str:
         words = f"{r.speedup:.2f}× fewer" if g else "none left"
         both = [_Bar("before", f, big(f)), _Bar("after", g, big(g))]
         cards.append(_card("FLOPs per input", words, both))
+    about = ""
     if r.latency is not None:
-        cards.append(_card("Latency", faster(r), _latencies(r), _about(r)))
-    return f'<div class="sizes">{"".join(cards)}</div>'
+        cards.append(_card("Latency", faster(r), _latencies(r)))
+        about = f'<p class="soft about">{e(_about(r))}</p>'
+    return f'<div class="sizes">{"".join(cards)}</div>{about}'
 
 
 def _latencies(r: Report) -> list[_Bar]:
@@ -101,18 +105,17 @@ def _latencies(r: Report) -> list[_Bar]:
 
 
 def _about(r: Report) -> str:
-    words = f"{milliseconds(r)} {timed(r)}"
+    words = f"Latency: {milliseconds(r)} {timed(r)}"
     words += " (the thin line)" if r.latency_spread is not None else ""
     if r.tokens_per_second is not None:
         words += f"; tokens per second: {throughput(r)}"
     return words
 
 
-def _card(title: str, change: str, both: Sequence[_Bar], about: str = "") -> str:
+def _card(title: str, change: str, both: Sequence[_Bar]) -> str:
     longest = max([b.spread[1] if b.spread else b.value for b in both] + [b.value for b in both])
     rows = "".join(_row(b, longest or 1.0) for b in both)
-    note = f'<p class="soft">{e(about)}</p>' if about else ""
-    return f'<div class="card size"><h3>{e(title)} <b>{e(change)}</b></h3>{rows}{note}</div>'
+    return f'<div class="card size"><h3>{e(title)} <b>{e(change)}</b></h3>{rows}</div>'
 
 
 def _row(bar: _Bar, longest: float) -> str:

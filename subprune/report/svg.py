@@ -126,7 +126,8 @@ def skyline(layers: Sequence[LayerWidth]) -> str:
     far = dict.fromkeys(f"{x.name} ({x.before:,})" for x in layers if x not in drawn)
     note = f"Whole and too wide to be drawn here: {', '.join(far)}." if far else ""
     hint = "" if named else 'data-hint="1"'  # filled by the script
-    said = f'<p class="soft said" {hint}>{e(note)}</p>' if note or hint else ""
+    kind = "soft said" if note else "soft said hint"  # a hint to point at things is not printed
+    said = f'<p class="{kind}" {hint}>{e(note)}</p>' if note or hint else ""
     return (
         f'<div class="skyline{" named" if named else ""}" role="img" '
         f'aria-label="widths of {len(drawn)} layers before and after, at most {widest:,}">'

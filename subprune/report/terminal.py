@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from subprune.measure.tables import WIDTH, text_table
-from subprune.report.brought import courses
+from subprune.report.brought import ROUNDING, courses
 
 if TYPE_CHECKING:
     from subprune.measure.compare import Comparison
@@ -42,9 +42,11 @@ def remarks_text(lines: list[str], width: int = WIDTH) -> str:
 
 
 def percent(x: float, digits: int = 2) -> str:
-    """A share as a percentage, a dash if it is unknown."""
+    """A share as a percentage, a dash if it is unknown; rounding errors are not shown in digits."""
     if math.isnan(x):
         return "–"
+    if 0 < abs(x) < ROUNDING:
+        return f"under {ROUNDING:.4%}"
     return f"{100 * x:.1g}%" if 0 < abs(x) < 0.5 * 10.0 ** -(digits + 2) else f"{x:.{digits}%}"
 
 
@@ -185,7 +187,7 @@ def measured(report: Report) -> list[tuple[str, str]]:
         lines.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
     lines += [(f"{name} on {report.accuracy_on}", value) for name, value in verified(report)]
     for course in courses(report.plan):
-        where = f"error left, mean of {course.layers} {course.what}"
+        where = f"error left, mean of {course.what}"
         lines.append((where, str(course)))
     if report.latency is not None:
         lines.append(("latency", f"{faster(report)}: {milliseconds(report)} {timed(report)}"))

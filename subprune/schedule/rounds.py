@@ -72,15 +72,16 @@ def prune_in_rounds(
     changed.
 
     Every round removes the same share of what is still to go, so that all of them together meet the
-    goal. With a folder, every step is kept there as soon as it is done, and the same call goes on
-    after a break where it stopped: files are safetensors and JSON, nothing is unpickled.
+    goal. With a folder, every step is kept there as soon as it is done, and the same call resumes
+    where it stopped: files are safetensors and JSON, nothing is unpickled.
 
     Args:
         model: as for `prune`.
         data: as for `prune`; it must give the same inputs again in every round, so a generator
             will not do.
-        finetune: function that trains the model it is given in place; what it returns is ignored.
-        rounds: how often is pruned and trained.
+        finetune: function that trains the model it is given, in place; if it returns a model, it must
+            be that one.
+        rounds: how many times the model is pruned and trained.
         folder: where the state is kept; None keeps nothing.
         options: those of `prune`. The goal is a ratio (`compression`, `speedup`), a share
             (``params="25%"``, ``flops="40%"``), or several of these.
@@ -122,7 +123,12 @@ def _trained(model: nn.Module, finetune: Callable[[nn.Module], Any]) -> nn.Modul
     """The model after training; a copy is trained, so that a break leaves what was kept."""
     new = duplicate(model)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
-    finetune(new)
+    given = finetune(new)
+    if isinstance(given, nn.Module) and given is not new:
+        raise DataError(
+            "finetune returned another model, but the one it was given is used; train that one in "
+            "place, or copy the weights into it with model.load_state_dict"
+        )
     if {name: x.shape for name, x in new.state_dict().items()} != shapes:
         raise DataError(
             "finetune changed the shapes or names of the model's tensors; it may only change their "

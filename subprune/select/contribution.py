@@ -28,6 +28,10 @@ class Contribution(Selector):
     name: ClassVar[str] = "contribution"
     needs_runs: ClassVar[bool] = True
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def rank(self, view: View) -> Ranking:
         """The units that go last come first."""
         return Ranking(_order(_shared_energy(view)))

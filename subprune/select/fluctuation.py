@@ -31,6 +31,10 @@ class Fluctuation(Selector):
     needs_runs: ClassVar[bool] = True
 
     @property
+    def divisible(self) -> bool:
+        return True
+
+    @property
     def comparable(self) -> bool:
         return True
 

@@ -161,11 +161,14 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
 
     A gain that turns out smaller than it looked is corrected, and the choice is repeated.
     """
-    estimates = gains[candidates]
+    estimates, every = gains[candidates], state.noise()
+    noise = None if every is None else every[candidates]
     exact: dict[int, float] = {}
     while True:
         top = float(estimates.max())
-        close = (estimates >= top - max(_DOUBT * top, floor)).nonzero().flatten().tolist()
+        highest = estimates if noise is None else estimates + noise
+        likely = highest >= top - max(_DOUBT * top, floor)
+        close = likely.nonzero().flatten().tolist()
         for i in close:
             if i not in exact:
                 exact[i] = state.exact_gain(int(candidates[i]))
@@ -174,8 +177,9 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
             return int(
                 candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
             )
-        for i in close:
-            estimates[i] = exact[i]
+        estimates[close] = estimates.new_tensor([exact[i] for i in close])
+        if noise is not None:
+            noise[close] = 0.0
 
 
 def _result(

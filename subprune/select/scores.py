@@ -67,6 +67,10 @@ class WeightNorm(Selector):
     mean: bool = False  # of the weights, so that layers of different widths can be compared
 
     @property
+    def divisible(self) -> bool:
+        return True
+
+    @property
     def comparable(self) -> bool:
         return self.mean
 
@@ -88,6 +92,10 @@ class ActGrad(Selector):
     needs_runs: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
     unit_length: bool = False  # scores of ℓ2 length 1 in every layer, so that they can be compared
+
+    @property
+    def divisible(self) -> bool:
+        return True
 
     @property
     def comparable(self) -> bool:
@@ -159,18 +167,25 @@ def act_grad(view: View) -> Tensor:
 
 
 def _act_grad(calibration: Calibration, groups: Sequence[Group]) -> dict[str, Tensor]:
-    totals = {g.name: torch.zeros(g.n_units, dtype=torch.float64) for g in groups}
-    for program, batch in zip(calibration.programs, calibration.batches, strict=True):
+    def one(number: int) -> dict[str, Tensor]:
+        program, batch = calibration.programs[number], calibration.batches[number]
         products = _products(
             calibration, program, batch, {c.use.op for g in groups for c in g.consumers}
         )
+        changes = {}
         for group in groups:
             change = sum(
                 _unit_sums(products[c.use.op], c, batch.size, group.n_units)
                 for c in group.consumers
             )
             assert isinstance(change, Tensor)
-            totals[group.name] += change.abs().sum(0).cpu()
+            changes[group.name] = change.abs().sum(0).cpu()
+        return changes
+
+    totals = {g.name: torch.zeros(g.n_units, dtype=torch.float64) for g in groups}
+    for changes in calibration.ranks.each(one, range(len(calibration.batches))):
+        for name, change in changes.items():
+            totals[name] += change
     samples = sum(b.size for b in calibration.batches)
     return {name: total / samples for name, total in totals.items()}
 

@@ -9,7 +9,7 @@ import marshal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,24 @@ class Ranking:
     # is fitted
     scale: Callable[[int], Tensor] | None = None
     curve: KeepOrder | None = None  # the same order with its error curve, if there is one
+
+    def to_plain(self, group: str) -> tuple[Any, ...]:
+        """What other ranks of a job need to have the same; group: whose units these are."""
+        if self.scale is not None:
+            raise OptionError(
+                f"the method's ranking of group {group!r} has a function that scales weights, which "
+                "the ranks of a job cannot share; register the method with runs=True, or use one "
+                "process"
+            )
+        curve = None if self.curve is None else vars(self.curve)
+        return self.order, self.scores, curve
+
+    @classmethod
+    def of_plain(
+        cls, order: tuple[int, ...], scores: Tensor | None, curve: dict[str, Any] | None
+    ) -> Ranking:
+        """What `to_plain` gave."""
+        return cls(order, scores, curve=None if curve is None else KeepOrder(**curve))
 
 
 @dataclass(frozen=True)
@@ -140,6 +158,13 @@ class Selector(ABC):
     def nested(self) -> bool:
         """Whether the ranking for a smaller budget is a prefix of that for a larger one."""
         return True
+
+    @property
+    def divisible(self) -> bool:
+        """Whether it ranks the same where each rank of a job runs some of the inputs only: it looks
+        at statistics and weights, or makes its sums over all ranks.
+        """
+        return not self.needs_runs
 
     @property
     def bounded(self) -> bool:

@@ -106,6 +106,10 @@ class Sampling(Selector):
     needs_statistics: ClassVar[bool] = False
 
     @property
+    def divisible(self) -> bool:
+        return True
+
+    @property
     def nested(self) -> bool:
         """A smaller budget is a draw of its own."""
         return False
@@ -188,7 +192,9 @@ def _sensitivity(group: Group, dense: Run) -> Sensitivity:
                     _raise(total, _shares(part, weight), units)
             taps, images = (1, len(x)) if mapping.conv is None else (mapping.conv.taps, len(x))
             sums = max(sums, (places // max(1, images) + 1) * taps)
-    return Sensitivity(total.clamp(max=1).round(decimals=6), sums)
+    most = torch.tensor([float(sums)], dtype=torch.float64)
+    dense.ranks.largest([total, most])
+    return Sensitivity(total.clamp(max=1).round(decimals=6), int(most))
 
 
 def _rows(x: Tensor, mapping: ColumnMap, counted: Tensor | None) -> Iterator[Tensor]:

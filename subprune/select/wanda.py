@@ -24,6 +24,10 @@ class Wanda(Selector):
     name: ClassVar[str] = "wanda"
     needs_runs: ClassVar[bool] = True
 
+    @property
+    def divisible(self) -> bool:
+        return True
+
     def rank(self, view: View) -> Ranking:
         """By falling score."""
         total = torch.zeros(view.n_units, dtype=torch.float64)

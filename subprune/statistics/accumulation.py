@@ -21,9 +21,10 @@ from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, s
 from subprune.statistics.statistics import Statistics
 
 if TYPE_CHECKING:
+    from subprune.program.ranks import Ranks
     from subprune.statistics.columns import ColumnMap
 
-__all__ = ["Accumulator", "ConsumerStatistics"]
+__all__ = ["Accumulator", "ConsumerStatistics", "summed"]
 
 
 def _working(*tensors: Tensor) -> list[Tensor]:
@@ -38,10 +39,15 @@ _ROWS, _JOINED = 2048, 1024
 _STRIP = 512  # columns of BᵀB that are multiplied at once, from the diagonal on
 
 
+def _in_strips(rows: Tensor) -> bool:
+    """Whether half of BᵀB is multiplied, strip by strip."""
+    return rows.shape[1] > _STRIP and rows.device.type == "cpu"
+
+
 def _gram(rows: Tensor) -> Tensor:
     """BᵀB [d, d] of rows [n, d]; of a wide one, what lies below the diagonal is copied."""
     d = rows.shape[1]
-    if d <= _STRIP or rows.device.type != "cpu":
+    if not _in_strips(rows):
         return rows.T @ rows
     gram = rows.new_empty(d, d)
     for i in range(0, d, _STRIP):
@@ -49,6 +55,28 @@ def _gram(rows: Tensor) -> Tensor:
         torch.mm(rows[:, i:end].T, rows[:, i:], out=gram[i:end, i:])
         gram[end:, i:end] = gram[i:end, end:].T
     return gram
+
+
+# Products of float32 numbers beyond these are lost, or their last digits are; then they are made
+# again in float64.
+_LEAST, _MOST = 1e-25, 1e36
+
+
+def _in_range(products: Tensor) -> bool:
+    """Whether sums of products in float32 are what they should be."""
+    return not products.numel() or _LEAST < float(products.abs().max()) < _MOST
+
+
+def _as_double(x: Tensor) -> Tensor:
+    return x.to(sum_device(x.device), torch.float64)
+
+
+def _energy(targets: Tensor) -> float:
+    """‖Y‖² of targets [n, m]."""
+    energy = wide_sum(targets.square(), (0, 1))
+    if targets.dtype == torch.float64 or _in_range(energy):
+        return float(energy)
+    return float(wide_sum(_as_double(targets).square(), (0, 1)))
 
 
 class Accumulator:
@@ -69,7 +97,8 @@ class Accumulator:
         self._energy = 0.0
         self._precision = torch.finfo(torch.float64).eps  # the worst so far
         self._products: Products | None = None
-        self._symmetric = False  # whether the products have been made so
+        # size of the blocks on the diagonal of BᵀB whose halves may differ by rounding
+        self._uneven = 0
         self._target_sums = torch.zeros(m, dtype=torch.float64)
         # rows, their targets and their sums, whose products are not made yet
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -92,9 +121,7 @@ class Accumulator:
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""
-        totals = Totals(
-            wide_sum(rows, 0), wide_sum(targets, 0), float(wide_sum(targets.square(), (0, 1)))
-        )
+        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), _energy(targets))
         self.add_totals(totals)
         if sum(len(x) for x, *_ in self._waiting) + len(rows) > enough:
             self._multiply_waiting()
@@ -105,8 +132,16 @@ class Accumulator:
 
     def _multiply(self, rows: Tensor, targets: Tensor, sums: Tensor) -> None:
         """Add the products of rows whose totals were added."""
-        gram = _gram(rows) if self.gram else rows.new_zeros(0, 0)
-        self.add_products(Products(gram, rows.T @ targets, sums, len(rows), rows.dtype))
+        gram, cross = self._made(rows, targets)
+        seen = [gram.diagonal()] * self.gram + [cross] * (self.m > 0)
+        if rows.dtype == torch.float32 and not all(_in_range(x) for x in seen) and rows.any():
+            gram, cross = self._made(_as_double(rows), _as_double(targets))
+        uneven = _STRIP if self.gram and _in_strips(rows) else None
+        self.add_products(Products(gram, cross, sums, len(rows), rows.dtype, uneven))
+
+    def _made(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """BᵀB [d, d], if it is summed, and BᵀY [d, m]."""
+        return _gram(rows) if self.gram else rows.new_zeros(0, 0), rows.T @ targets
 
     def _multiply_waiting(self) -> None:
         """Add the products of what arrived in small pieces."""
@@ -132,7 +167,7 @@ class Accumulator:
         """
         self._precision = max(self._precision, torch.finfo(new.made_in).eps)
         self.rows += new.rows
-        self._symmetric = False
+        self._uneven = max(self._uneven, self.d if new.uneven is None else new.uneven)
         if self._products is None:
             device = sum_device(new.gram.device)
             gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
@@ -150,8 +185,8 @@ class Accumulator:
             return parts[0]
         first = parts[0]
         total = cls(first.d, first.m, first.units, first.where)
-        total._symmetric = all(part._made_symmetric() for part in parts)
         for part in parts:
+            part._make_symmetric()
             if part._products is None:
                 continue
             total._energy += part._energy
@@ -181,10 +216,16 @@ class Accumulator:
             if columns is not None and len(columns) < self.d:
                 cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
             total._products = Products(old.gram, cross, old.sums, 0, torch.float64)
-        total._symmetric = self._symmetric
+        total._uneven = self._uneven
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
         return total
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the sums lie; None where no rows were seen."""
+        self._multiply_waiting()
+        return None if self._products is None else self._products.gram.device
 
     @property
     def bytes(self) -> int:
@@ -192,16 +233,51 @@ class Accumulator:
         self._multiply_waiting()
         return 0 if self._products is None else sum(x.nbytes for x in self._products.tensors())
 
-    def _made_symmetric(self) -> bool:
-        """Let rounding make no difference between the two halves of BᵀB; True."""
+    def _make_symmetric(self) -> None:
+        """Let rounding make no difference between the two halves of BᵀB."""
         self._multiply_waiting()
-        if self._products is not None and not self._symmetric:
-            _symmetrise(self._products.gram)
-            self._symmetric = True
-        return True
+        if self._products is not None and self._uneven:
+            gram = self._products.gram
+            for i in range(0, len(gram), self._uneven):
+                block = slice(i, i + self._uneven)
+                _symmetrise(gram[block, block])
+            self._uneven = 0
+
+    def laid_out(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
+        """The sums, to be added to in place, and [2] those that are no tensors; device: where they
+        lie, if no rows were seen here.
+
+        Of BᵀB what lies below the diagonal is left out; `settle` puts it there.
+        """
+        self._make_symmetric()
+        if self._products is None:
+            side = self.d if self.gram else 0
+            shapes = ((side, side), (self.d, self.m), (self.d,))
+            gram, cross, sums = (
+                torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes
+            )
+            self._products = Products(gram, cross, sums, 0, torch.float64)
+        gram = self._products.gram
+        self._target_sums = self._target_sums.to(device)
+        strips = [gram[i : i + _STRIP, i:] for i in range(0, len(gram), _STRIP)]
+        others = torch.tensor([self._energy, self.rows], dtype=torch.float64, device=device)
+        return [*strips, self._products.cross, self._products.sums, self._target_sums], others
+
+    def settle(self, others: Tensor, precision: float) -> None:
+        """Take over what was added to the sums; precision: the worst that any was made in."""
+        gram = self._products.gram if self._products is not None else torch.zeros(0, 0)
+        for i in range(0, len(gram), _STRIP):
+            gram[i + _STRIP :, i : i + _STRIP] = gram[i : i + _STRIP, i + _STRIP :].T
+        self._energy, self.rows = float(others[0]), int(others[1])
+        self._precision = precision
+
+    @property
+    def precision(self) -> float:
+        """Epsilon of the least exact products so far."""
+        return self._precision
 
     def _gathered(self) -> Products:
-        self._made_symmetric()
+        self._make_symmetric()
         if self._products is None:
             raise DataError(f"{self.where}: no rows were seen; give at least one calibration input")
         return self._products
@@ -286,8 +362,9 @@ class ConsumerStatistics:
     Symmetric form (``weight`` given at :meth:`result`): ``Y = B·W``; call ``update(b)``. Asymmetric
     form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
     mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
-    its kernel has positions, instead of all; the same for b and y. Without ``gram``, only products
-    with y are summed.
+    its kernel has positions, instead of all; the same for b and y. With ``places``, it is given
+    rows of patches of so many places of each image (see :mod:`subprune.statistics.spots`). Without
+    ``gram``, only products with y are summed.
     """
 
     def __init__(
@@ -298,7 +375,10 @@ class ConsumerStatistics:
         generator: torch.Generator | None = None,
         clip: float | None = None,
         gram: bool = True,
+        places: int | None = None,
     ) -> None:
+        self.conv, self.places = consumer.conv, places
+        consumer = consumer if places is None else consumer.flat()
         self.consumer, self.symmetric, self.max_bytes = consumer, symmetric, max_bytes
         self.generator, self.clip, self.gram = generator, clip, gram
         # by the size of the inputs, one per block
@@ -371,6 +451,11 @@ class ConsumerStatistics:
                 part.add_products(sums.result())
         self.shifted = {}
 
+    def columns_of(self, inputs: Tensor) -> Tensor:
+        """The columns of some input features or channels [q], of a layer with one block."""
+        taps = 1 if self.conv is None else self.conv.taps
+        return (inputs[:, None] * taps + torch.arange(taps)).flatten()
+
     def _check_columns(self, found: int) -> None:
         if found != sum(part.d for part in self.parts):
             raise DataError(
@@ -398,3 +483,22 @@ class ConsumerStatistics:
         """The sums so far, one per block."""
         self._settle()
         return self.parts
+
+
+def summed(collectors: Sequence[ConsumerStatistics], ranks: Ranks) -> list[list[Accumulator]]:
+    """What one collector for each fold has seen, and its like on other ranks: [folds][blocks].
+
+    The one place where sums over rows become sums over the rows of all ranks.
+    """
+    parts = [collector.accumulators() for collector in collectors]
+    if ranks.count == 1:
+        return parts
+    every = [part for fold in parts for part in fold]
+    device = next(part.device for part in every if part.device is not None)
+    sums, others = zip(*(part.laid_out(device) for part in every), strict=True)
+    ranks.sum([x for one in sums for x in one] + list(others))
+    precisions = torch.tensor([part.precision for part in every], dtype=torch.float64)
+    ranks.largest([precisions])
+    for part, own, precision in zip(every, others, precisions.tolist(), strict=True):
+        part.settle(own, precision)
+    return parts

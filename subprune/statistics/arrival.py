@@ -16,6 +16,7 @@ from subprune.structure.landing import Scaling, Sum
 
 if TYPE_CHECKING:
     from subprune.statistics.runs import Run
+    from subprune.statistics.spots import Spots
     from subprune.structure.landing import Landing
 
 __all__ = ["factors", "felt", "felt_scale", "offset", "spread"]
@@ -49,11 +50,17 @@ def spread(vector: Tensor, landing: Landing, rank: int) -> Tensor:
 
 
 def offset(
-    landing: Landing, run: Run, batch: int, tensors: Mapping[str, Tensor], like: Tensor
+    landing: Landing,
+    run: Run,
+    batch: int,
+    tensors: Mapping[str, Tensor],
+    like: Tensor,
+    spots: Spots | None = None,
 ) -> Tensor:
     """What is added to the product on the way, in a run that stands before the layer.
 
     tensors: of the model asked about; the shortcut is the run's. like: a value of the landing.
+    spots: the places that are looked at; None: all.
     """
     total = torch.zeros((), dtype=like.dtype, device=like.device)
 
@@ -64,7 +71,8 @@ def offset(
         total = shaped(tensors[landing.bias])
     for step in landing.steps:
         if isinstance(step, Sum):
-            total = total + run.ahead(batch, step.needs, step.value).to(like)
+            value = run.ahead(batch, step.needs, step.value)
+            total = total + (value if spots is None else spots.at(value)).to(like)
             continue
         factor = _factor(step, tensors)
         shift = -tensors[step.mean].double() * factor

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,19 +17,28 @@ from subprune.data.tokens import masks
 from subprune.data.views import with_views
 from subprune.errors import DataError
 from subprune.program.program import Program, flat_tensors, model_tensors
+from subprune.program.ranks import ALONE, Ranks
 from subprune.program.record import record_given
-from subprune.statistics.runs import Run
-from subprune.structure.analysis import analyse
+from subprune.statistics.runs import Run, Share
+from subprune.structure.grouping import analyse
 
 if TYPE_CHECKING:
     from subprune.structure.groups import Structure
 
-__all__ = ["ALL_BYTES", "VALUE_BYTES", "Calibration"]
+__all__ = ["ALL_BYTES", "JUDGED_BYTES", "VALUE_BYTES", "Calibration"]
 
 VALUE_BYTES, ALL_BYTES = 64 * 2**20, 2**30
 """Batches in which a value is larger than this are divided, if the model takes fewer inputs; and
 those in which all values are together, which the metric's gradients need.
 """
+
+JUDGED_BYTES = 2**30
+"""Of versions of a model, each fitted without one fold of the inputs. Of larger models there is one
+version, and the fold that it was fitted without is all that the models are compared on.
+"""
+
+JUDGED_INPUTS, MANY_BYTES = 128, 2**28
+"""A fold of so many inputs says enough by itself: then versions above this size are one, too."""
 
 
 @dataclass
@@ -42,6 +52,7 @@ class Calibration:
     folds: Sequence[int] = ()  # of each batch; empty: one fold, nothing is held out
     given: Sequence[Batch] = ()  # the same inputs in the caller's own batches
     remarks: Sequence[str] = ()  # on tokens that do not count
+    ranks: Ranks = ALONE  # those who run some of the batches each
     # what methods computed for all groups at once
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -53,14 +64,16 @@ class Calibration:
         folds: int = 1,
         views: Sequence[str] = (),
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> Calibration:
         """Record the model once per shape of batch, its inputs divided into folds.
 
         A model that takes batches of certain sizes only, or another path for others, has its
-        batches dealt out whole. views: names of further views of all images.
+        batches dealt out whole. views: names of further views of all images. ranks: those who
+        run some of the batches each, and have the same inputs.
         """
         try:
-            parts, numbers, programs = _handy(model, batches, folds)
+            parts, numbers, programs = _handy(model, batches, folds, ranks.count)
         except DataError:
             if folds == 1:
                 raise
@@ -70,12 +83,46 @@ class Calibration:
             parts, numbers = with_views(parts, numbers, views, seed)
             programs = programs * (1 + len(views))
         remarks = lay_out(model, parts, programs)
-        return cls(model, parts, analyse(programs[0]), programs, numbers, batches, remarks)
+        structure = analyse(programs[0])
+        made = cls(model, parts, structure, programs, numbers, batches, remarks, ranks)
+        made.check_ranks()
+        return made
+
+    @property
+    def own(self) -> range:
+        """The numbers of the batches that this rank runs: some that follow each other, so that a
+        fold stays together where it can.
+        """
+        return _divided([batch.size for batch in self.batches], self.ranks.count)[self.ranks.rank]
+
+    def check_ranks(self) -> None:
+        """Refuse fewer batches than ranks."""
+        if len(self.batches) < self.ranks.count:
+            raise DataError(
+                f"{sum(b.size for b in self.given)} inputs in {len(self.batches)} batches cannot be "
+                f"divided among the {self.ranks.count} ranks of the job; give as many batches, or "
+                "start fewer ranks"
+            )
+
+    def whole(self) -> Calibration:
+        """The same with all batches run by every rank."""
+        return replace(self, ranks=ALONE)
 
     @property
     def n_folds(self) -> int:
         """Into how many folds the batches are divided."""
         return 1 + max(self.folds, default=0)
+
+    @property
+    def judged(self) -> int:
+        """Of how many folds, the first, there is a version of the model that was fitted without."""
+        if self.n_folds < 2:
+            return 0
+        size = sum(p.nbytes for p in self.model.parameters())
+        pairs = zip(self.batches, self.folds, strict=True)
+        first = sum(batch.size for batch, fold in pairs if fold == 0)
+        most = JUDGED_BYTES if first < JUDGED_INPUTS else min(JUDGED_BYTES, MANY_BYTES)
+        return self.n_folds if size * self.n_folds <= most else 1
 
     def on(self, batches: Sequence[Batch]) -> Calibration:
         """The same model and structure with other batches."""
@@ -88,11 +135,13 @@ class Calibration:
 
     def start(self) -> Run:
         """A run of the dense model, before its first operation."""
-        program = self.structure.program
-        tensors = model_tensors(self.model, program)
-        envs = [p.bind(b.inputs) for p, b in zip(self.programs, self.batches, strict=True)]
-        known = [masks(b.inputs) for b in self.batches]
-        run = Run(self.programs, envs, tensors, self.folds or None, known)
+        tensors, own = model_tensors(self.model, self.structure.program), self.own
+        programs = [self.programs[i] for i in own]
+        envs = [self.programs[i].bind(self.batches[i].inputs) for i in own]
+        known = [masks(self.batches[i].inputs) for i in own]
+        folds = [self.folds[i] for i in own] if self.folds else None
+        share = Share(self.ranks, own, self.programs, self.n_folds)
+        run = Run(programs, envs, tensors, folds, known, share)
         run.fuse = {}
         return run
 
@@ -105,10 +154,22 @@ class Calibration:
         yield "", [str(op.func) for op in self.structure.program.ops]
 
 
+def _divided(sizes: Sequence[int], count: int) -> list[range]:
+    """Which batches each of so many ranks runs: about as many inputs each, and at least a batch."""
+    total, bounds = sum(sizes), [0]
+    ends = list(itertools.accumulate(sizes))
+    for rank in range(1, count):
+        wanted, least, most = total * rank / count, bounds[-1] + 1, len(sizes) - (count - rank)
+        near = min(range(least, most + 1), key=lambda n: abs(ends[n - 1] - wanted))
+        bounds.append(near)
+    return [range(a, b) for a, b in itertools.pairwise([*bounds, len(sizes)])]
+
+
 def _handy(
-    model: nn.Module, batches: Sequence[Batch], folds: int
+    model: nn.Module, batches: Sequence[Batch], folds: int, ranks: int
 ) -> tuple[list[Batch], list[int], list[Program]]:
-    """Batches in folds, the folds' numbers, and programs; batches with large values are divided.
+    """Batches in folds, the folds' numbers, and programs; batches with large values are divided,
+    and all if there are fewer than ranks.
 
     Of logits over a large vocabulary, say, or maps of large images, only those of a few inputs are
     then ever there at once.
@@ -117,6 +178,8 @@ def _handy(
     parts, numbers = folded(batches, folds)
     programs = _programs(model, parts, known)
     most = min(_portion(p, b.size) for p, b in zip(programs, parts, strict=True))
+    if len(parts) < ranks:
+        most = min(most, max(1, sum(b.size for b in batches) // ranks))
     smaller, others = folded(batches, folds, most=most)
     if len(smaller) == len(parts):
         return parts, numbers, programs

@@ -62,10 +62,10 @@ class ColumnMap:
         """The same of some input features or channels [q] only."""
         return self if len(inputs) == len(self.units) else replace(self, units=self.units[inputs])
 
-    def columns_of(self, inputs: Tensor) -> Tensor:
-        """The columns of some input features or channels [q], of a layer with one block."""
+    def flat(self) -> ColumnMap:
+        """The same of rows of patches, as of a linear layer; of a layer with one block."""
         taps = 1 if self.conv is None else self.conv.taps
-        return (inputs[:, None] * taps + torch.arange(taps)).flatten()
+        return replace(self, units=self.units.repeat_interleave(taps), conv=None)
 
     def output(self, a: Tensor, weight: Tensor) -> Tensor:
         """The layer's output without bias for an input a and its weight, both as the layer has

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from subprune.program.ranks import ALONE, Ranks
 from subprune.statistics.accumulation import Accumulator
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class FoldedStatistics:
     parts: the sums over each fold. weight: None where the target was seen beside the
     rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
     that were removed with other groups before. scale: [m], what the targets are multiplied by: the
-    weights that are fitted to them are, too.
+    weights that are fitted to them are, too. ranks: those who have the same sums, and may share
+    what is made of them.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class FoldedStatistics:
         gone: Tensor | None = None,
         *,
         scale: Tensor | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.parts, self.gone, self.scale = parts, gone, scale
+        self.ranks = ranks
         self.weight = weight
         if weight is not None and scale is not None:
             self.weight = weight.double() * scale.to(weight.device)
@@ -52,7 +56,7 @@ class FoldedStatistics:
         """
         pairs = zip(self.parts, parts, strict=True)
         own = [old.with_targets(new, columns) for old, new in pairs]
-        return FoldedStatistics(own, gone=self.gone, scale=self.scale)
+        return FoldedStatistics(own, gone=self.gone, scale=self.scale, ranks=self.ranks)
 
     @property
     def folds(self) -> int:

@@ -4,6 +4,10 @@ The output is asked in random directions: for a vector v of ±1, the gradient of
 respect to a value says how far the output moves along v if the value is off. Its mean square over
 inputs, positions and directions is what a squared error of the channel counts with; the square root
 is kept. Class scores are centred first, since adding the same to all of them changes no answer.
+
+Of the many words that a language model chooses from, most are out of the question, and their scores
+may be anything. There v is an answer drawn from the model's own probabilities p, less p: the mean
+square is then the Fisher information, by which KL divergence grows with small errors.
 """
 
 from __future__ import annotations
@@ -23,20 +27,28 @@ from subprune.statistics.place import generator
 
 if TYPE_CHECKING:
     from subprune.data.batches import Batch
+    from subprune.measure.answers import Reading
     from subprune.program.program import Op, Override, Program
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Consumer
     from subprune.structure.landing import Landing
 
-__all__ = ["measure_metric"]
+__all__ = ["draws_answers", "measure_metric"]
 
 PROBES = 2
 """Random directions for each input."""
 
-INPUTS, ANSWERS = 128, 4096
+INPUTS, ANSWERS = 128, 2048
 """Inputs that are asked, or answers about them (tokens, pixels) if those are many; what comes after
 would change little.
 """
+
+
+def draws_answers(reading: Reading) -> bool:
+    """Whether the output is asked about answers that are drawn, not in directions of ±1: where it
+    chooses between words, one choice for each token.
+    """
+    return reading.kind == "token" and reading.dim is not None
 
 
 def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> dict[int, Tensor]:
@@ -51,23 +63,42 @@ def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> d
     squares: dict[int, Tensor] = {}
     counts = dict.fromkeys(landings, 0)
     random = generator(0, "metric")  # the same directions whatever the seed of the call
-    seen = answers = 0
-    for program, batch in zip(calibration.programs, calibration.batches, strict=True):
-        if seen >= INPUTS or answers >= ANSWERS:
-            break
-        seen += batch.size
-        answers += _answers(program.values[program.answer].shape)
+    asked, drawn = _asked(calibration), 0
+
+    def one(number: int) -> dict[int, tuple[Tensor, int]] | None:
+        """Of one batch; None where an operation cannot be gone back through."""
+        nonlocal drawn
+        for program, batch in asked[drawn:number]:  # that other ranks ask
+            _pass_over(program, batch, random)
+        drawn = number + 1
         try:
-            found = _squares(calibration, program, batch, landings, random)
+            return _squares(calibration, *asked[number], landings, random)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:  # of an operation that cannot be gone back through
+        except RuntimeError:
+            return None
+
+    for found in calibration.ranks.each(one, range(len(asked))):
+        if found is None:
             return {}
         for value, (channels, positions) in found.items():
             squares[value] = squares[value] + channels if value in squares else channels
             counts[value] += positions
     means = {value: total / max(1, counts[value]) for value, total in squares.items()}
     return {value: mean.sqrt() for value, mean in means.items() if _tells(mean)}
+
+
+def _asked(calibration: Calibration) -> list[tuple[Program, Batch]]:
+    """The batches, the first ones, that are enough."""
+    asked: list[tuple[Program, Batch]] = []
+    seen = answers = 0
+    for program, batch in zip(calibration.programs, calibration.batches, strict=True):
+        if seen >= INPUTS or answers >= ANSWERS:
+            break
+        seen += batch.size
+        answers += _answers(program.values[program.answer].shape)
+        asked.append((program, batch))
+    return asked
 
 
 def _tells(mean: Tensor) -> bool:
@@ -101,13 +132,14 @@ def _squares(
     if not output.requires_grad:
         return {}
     known = masks(batch.inputs)
-    where = answered(output.shape, batch, read_program(program, batch), program)
+    reading = read_program(program, batch)
+    where = answered(output.shape, batch, reading, program)
     order = list(values)
     sums: dict[int, tuple[Tensor, int]] = {}
     for probe in range(PROBES):
-        # The gradient of Σ v·(y − ȳ) with respect to the output y is v − v̄.
-        signs = _signs(output, random)
-        direction = _centred(signs if where is None else torch.where(where, signs, 0))
+        direction = _direction(output.detach(), reading, random)
+        if where is not None:
+            direction = torch.where(where, direction, 0)
         grads = torch.autograd.grad(
             output,
             [values[v] for v in order],
@@ -115,7 +147,7 @@ def _squares(
             retain_graph=probe + 1 < PROBES,
             allow_unused=True,
         )
-        del direction, signs  # as large as the output
+        del direction  # as large as the output
         for value, grad in zip(order, grads, strict=True):
             if grad is None:
                 continue
@@ -135,6 +167,42 @@ def _answers(shape: Sequence[int]) -> int:
     return math.prod(shape[:-1]) if len(shape) == 3 else math.prod(shape[:1])
 
 
+def _direction(output: Tensor, reading: Reading, random: torch.Generator) -> Tensor:
+    """What the output is asked about, in its shape."""
+    if draws_answers(reading):
+        assert reading.dim is not None
+        shares = output.float().movedim(reading.dim, -1).softmax(-1)
+        answers = _drawn(shares, random)[..., None]
+        shares = shares.neg_().scatter_add_(
+            -1, answers, torch.ones_like(answers, dtype=shares.dtype)
+        )
+        return shares.movedim(-1, reading.dim).to(output)
+    # The gradient of Σ v·(y − ȳ) with respect to the output y is v − v̄.
+    return _centred(_signs(output, random))
+
+
+def _pass_over(program: Program, batch: Batch, random: torch.Generator) -> None:
+    """Draw the random numbers of a batch, and leave them."""
+    shape, reading = program.values[program.answer].shape, read_program(program, batch)
+    for _ in range(PROBES):
+        if draws_answers(reading):
+            _levels([n for d, n in enumerate(shape) if d != reading.dim], random)
+        else:
+            _bits(shape, random)
+
+
+def _levels(shape: Sequence[int], random: torch.Generator) -> Tensor:
+    return torch.rand(tuple(shape), generator=random, dtype=torch.float64)
+
+
+def _drawn(shares: Tensor, random: torch.Generator) -> Tensor:
+    """For each position of shares [N, T, classes] a class [N, T], drawn with these chances."""
+    levels = _levels(shares.shape[:-1], random)
+    sums = shares.cumsum(-1)
+    wanted = (levels.to(sums) * sums[..., -1])[..., None]
+    return torch.searchsorted(sums, wanted).squeeze(-1).clamp_max(shares.shape[-1] - 1)
+
+
 def _centred(output: Tensor) -> Tensor:
     """Scores less their mean over the classes: dimension 1 of maps, the last of other outputs."""
     dim = 1 if output.ndim == 4 else -1
@@ -145,5 +213,8 @@ def _centred(output: Tensor) -> Tensor:
 
 def _signs(like: Tensor, random: torch.Generator) -> Tensor:
     """Random ±1 in the shape of the output."""
-    bits = torch.randint(0, 2, like.shape, generator=random, dtype=torch.uint8)
-    return bits.to(like).mul_(2).sub_(1)
+    return _bits(like.shape, random).to(like).mul_(2).sub_(1)
+
+
+def _bits(shape: Sequence[int], random: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, tuple(shape), generator=random, dtype=torch.uint8)

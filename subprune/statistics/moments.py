@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,14 +11,19 @@ from torch import Tensor
 from subprune.errors import DataError
 from subprune.messages import Message
 
+if TYPE_CHECKING:
+    from subprune.program.ranks import Ranks
+
 __all__ = ["pooled"]
 
 
-def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of every channel, over all places of all batches together:
-    float64.
+def pooled(batches: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """Mean and unbiased variance of every channel, over all places of all batches of all ranks
+    together: float64.
     """
-    n = sum(x.numel() // x.shape[1] for x in batches)
+    count = torch.tensor([sum(x.numel() // x.shape[1] for x in batches)], dtype=torch.float64)
+    ranks.sum([count])
+    n = int(count)
     if n < 2:
         raise DataError(
             Message(
@@ -26,8 +32,12 @@ def pooled(batches: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
                 batchnorm="keep",
             )
         )
-    mean = _channel_sums(batches) / n
-    return mean, _channel_sums(batches, mean) / (n - 1)
+    sums = _channel_sums(batches)
+    ranks.sum([sums])
+    mean = sums / n
+    squares = _channel_sums(batches, mean)
+    ranks.sum([squares])
+    return mean, squares / (n - 1)
 
 
 def _channel_sums(batches: Sequence[Tensor], mean: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from subprune.statistics.accumulation import ConsumerStatistics
+    from subprune.statistics.accumulation import Accumulator
     from subprune.statistics.folds import FoldedStatistics
     from subprune.statistics.runs import Run
     from subprune.statistics.shared import SharedInputs
@@ -71,10 +71,10 @@ class Gathered:
     def with_targets(
         self,
         consumers: Sequence[Consumer],
-        new: Mapping[int, Sequence[ConsumerStatistics]],
+        new: Mapping[int, Sequence[Sequence[Accumulator]]],
         columns: Mapping[int, Tensor],
     ) -> Gathered:
-        """The same with other targets of some consumers, by operation, fold by fold.
+        """The same with other targets of some consumers, by operation: [folds][blocks].
 
         columns: by operation, those [q] whose products with the targets are known; all of layers
         with several blocks.
@@ -82,9 +82,8 @@ class Gathered:
         blocks: list[FoldedStatistics] = []
         for consumer in consumers:
             own = self.blocks[len(blocks) : len(blocks) + consumer.groups]
-            folds = new.get(consumer.use.op)
-            if folds is not None:
-                parts = [fold.accumulators() for fold in folds]  # [folds][blocks]
+            parts = new.get(consumer.use.op)
+            if parts is not None:
                 which = columns[consumer.use.op] if consumer.groups == 1 else None
                 own = tuple(
                     block.with_targets([fold[i] for fold in parts], which)

@@ -31,7 +31,10 @@ class Sequential(Target):
 
             def one(i: int, consumer: Consumer = consumer) -> None:
                 own, op = source.counted_rows(consumer, i), consumer.use.op
-                collectors[op][source.folds[i]].update(source.argument(op, i), counted=own)
+                collector, x = collectors[op][source.folds[i]], source.argument(op, i)
+                spots = self._spots(place, consumer, collector, i)
+                x = x if spots is None else spots.rows(x).flatten(1)
+                collector.update(x, counted=own)
 
             self._each(source, one)
         scales = None

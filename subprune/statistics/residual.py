@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from subprune.program.precision import single
+from subprune.statistics.accumulation import summed
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.shelf import rest
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from subprune.statistics.columns import ColumnMap
     from subprune.statistics.place import Gathered, Place
     from subprune.statistics.runs import Run
+    from subprune.statistics.spots import Spots
     from subprune.structure.groups import Consumer
     from subprune.structure.landing import Landing
 
@@ -38,6 +40,7 @@ class Residual(Target):
 
     name: ClassVar[str] = "residual"
     _symmetric: ClassVar[bool] = False
+    rows: int | None = 64
     rounds: int = 3
     metric: bool = True
 
@@ -91,10 +94,14 @@ class Residual(Target):
         index = consumer.use.op
 
         def one(batch: int) -> None:
-            y = self._wanted(place, consumer, source, batch, aims[batch])
-            own = source.counted_rows(consumer, batch)
-            x = source.argument(index, batch)
-            collectors[index][source.folds[batch]].update(x, y, own)
+            collector, x = collectors[index][source.folds[batch]], source.argument(index, batch)
+            spots = self._spots(place, consumer, collector, batch)
+            if spots is None:
+                y = self._wanted(place, consumer, source, batch, aims[batch])
+                collector.update(x, y, source.counted_rows(consumer, batch))
+            else:
+                y = self._wanted(place, consumer, source, batch, spots.at(aims[batch]), spots)
+                collector.update(spots.rows(x).flatten(1), y.flatten(1))
             rest(aims[batch])
 
         self._each(source, one)
@@ -110,13 +117,22 @@ class Residual(Target):
         return place.metric if self.metric else None
 
     def _wanted(
-        self, place: Place, consumer: Consumer, run: Run, batch: int, aim: Tensor
+        self,
+        place: Place,
+        consumer: Consumer,
+        run: Run,
+        batch: int,
+        aim: Tensor,
+        spots: Spots | None = None,
     ) -> Tensor:
-        """√w·(s − o): what the product should give, as it lands and is felt."""
+        """√w·(s − o): what the product should give, as it lands and is felt.
+
+        aim: s, at the places that are looked at.
+        """
         landing = consumer.landing
         assert landing is not None
         aim = single(aim)  # a difference of large numbers
-        rest = aim - offset(landing, run, batch, run.tensors, aim)
+        rest = aim - offset(landing, run, batch, run.tensors, aim, spots)
         return felt(rest, landing, self._metric(place))
 
     def _moving(self, place: Place) -> list[Consumer]:
@@ -158,25 +174,32 @@ class Residual(Target):
                 dim: int = dim,
             ) -> None:
                 index, fold = consumer.use.op, source.folds[i]
-                tensors = models[1 + fold] if len(models) > 1 else models[0]
+                tensors = models[1 + fold] if 1 + fold < len(models) else models[0]
                 x, aim = source.argument(index, i), gathered.aims[index][i]
+                collector, whole = collectors[index][fold], aim
+                spots = self._spots(place, consumer, collector, i)
                 counted = source.counted_rows(consumer, i)
                 weight = consumer_weight(consumer, tensors)
+                if spots is not None:
+                    x, aim = spots.rows(x), spots.at(aim)
                 if len(own) < x.shape[dim]:
                     x, weight = x.index_select(dim, own), weight.index_select(1, own)
                 if consumer not in moving:
-                    collectors[index][fold].update(x, aim, counted)
+                    collector.update(x, aim, counted)
                     return
+                if spots is not None:
+                    x, weight = x.flatten(1), weight.flatten(1)
                 z = single(mapping.output(x, weight))
-                given = _arrived(consumer, source, i, tensors, z)
+                z = z if spots is None else z.reshape(aim.shape)
+                given = _arrived(consumer, source, i, tensors, z, spots)
                 easier = torch.where(aim < 0, given.clamp(max=0), aim)
-                y = self._wanted(place, consumer, source, i, easier)
-                collectors[index][fold].update(x, y, counted)
-                rest(aim)
+                y = self._wanted(place, consumer, source, i, easier, spots)
+                collector.update(x, y if spots is None else y.flatten(1), counted)
+                rest(whole)
 
             self._each(source, one)
-        new = {c.use.op: collectors[c.use.op] for c in moving}
-        columns = {op: new[op][0].consumer.columns_of(inputs[op]) for op in new}
+        new = {c.use.op: summed(collectors[c.use.op], source.ranks) for c in moving}
+        columns = {op: collectors[op][0].columns_of(inputs[op]) for op in new}
         return gathered.with_targets(place.group.reweightable, new, columns)
 
 
@@ -214,11 +237,16 @@ def _landed(consumers: Sequence[Consumer], dense: Run) -> dict[int, list[Tensor]
 
 
 def _arrived(
-    consumer: Consumer, run: Run, batch: int, tensors: Mapping[str, Tensor], z: Tensor
+    consumer: Consumer,
+    run: Run,
+    batch: int,
+    tensors: Mapping[str, Tensor],
+    z: Tensor,
+    spots: Spots | None = None,
 ) -> Tensor:
     """The value at the landing, of a product z of the layer in a model with these tensors."""
     landing = consumer.landing
     assert landing is not None
     factor = factors(landing, tensors)
     scaled = z if factor is None else z * spread(factor, landing, z.ndim).to(z)
-    return scaled + offset(landing, run, batch, tensors, z)
+    return scaled + offset(landing, run, batch, tensors, z, spots)

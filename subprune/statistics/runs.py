@@ -7,6 +7,7 @@ nothing is ever computed from the start again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from subprune.program import parallel
 from subprune.program.layout import counted, over_rows
 from subprune.program.ops import activation
 from subprune.program.program import flat_tensors
+from subprune.program.ranks import ALONE, Ranks
 from subprune.statistics.moments import pooled
 from subprune.statistics.shelf import RUN_BYTES, rest, shelved
 
@@ -23,9 +25,24 @@ if TYPE_CHECKING:
     from subprune.program.program import Op, Override, Program
     from subprune.structure.groups import Consumer, Group
 
-__all__ = ["Passage", "Run"]
+__all__ = ["Passage", "Run", "Share"]
 
 Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of all batches a run has, where several ranks run some each."""
+
+    ranks: Ranks
+    numbers: Sequence[int]
+    every: Sequence[Program]  # of all batches of all ranks
+    folds: int  # of all of them
+
+    @classmethod
+    def whole(cls, programs: Sequence[Program], folds: Sequence[int] | None) -> Share:
+        """All batches are here."""
+        return cls(ALONE, range(len(programs)), programs, 1 + max(folds or [0]))
 
 
 class Run:
@@ -38,19 +55,25 @@ class Run:
         tensors: dict[str, Tensor],
         folds: Sequence[int] | None = None,
         masks: Sequence[Mapping[str, Tensor]] | None = None,
+        share: Share | None = None,
     ) -> None:
         self.programs, self.envs, self.tensors = programs, envs, tensors
+        self.share = Share.whole(programs, folds) if share is None else share
         self.masks = [{}] * len(envs) if masks is None else masks  # of each batch, by name
         self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
         self.versions: list[dict[str, Tensor]] = []
-        """Tensors of the model fitted without each fold, which that fold runs through; empty: all
-        run through one.
+        """Tensors of the model fitted without each of the first folds, which that fold runs through;
+        the others run through one.
         """
         self._fused: dict[int, Folds] = {}  # folded weights of each version
         self.position = 0
         self.override: dict[int, Override] = {}
         # a dict where operations may run as one, equal up to rounding
         self.fuse: Folds | None = None
+        self.trail: list[int] = []
+        """Where it has stopped since it was forked; a run that stops there too computes the same
+        to the last bit, since operations run as one only between two stops.
+        """
         # norms whose mean and variance are re-estimated on the way
         self.renew: Mapping[int, tuple[str, str]] = {}
 
@@ -61,17 +84,33 @@ class Run:
         """
         return all(x.device.type == "cpu" for x in self.tensors.values())
 
+    @property
+    def ranks(self) -> Ranks:
+        """Those who run the other batches of the same inputs."""
+        return self.share.ranks
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of each batch, its number among those of all ranks."""
+        return self.share.numbers
+
+    @property
+    def n_folds(self) -> int:
+        """Into how many folds all inputs are divided, those of other ranks too."""
+        return self.share.folds
+
     def fork(self) -> Run:
         """A second run that goes on from here; the values are shared, the state is not."""
         envs = [dict(env) for env in self.envs]
-        other = Run(self.programs, envs, self.tensors, self.folds, self.masks)
+        other = Run(self.programs, envs, self.tensors, self.folds, self.masks, self.share)
         other.position, other.override, other.fuse = self.position, dict(self.override), self.fuse
         other.renew, other.versions, other._fused = self.renew, self.versions, self._fused
         return other
 
     def tensors_of(self, batch: int) -> dict[str, Tensor]:
         """The parameters and buffers that a batch is computed with."""
-        return self.versions[self.folds[batch]] if self.versions else self.tensors
+        fold = self.folds[batch]
+        return self.versions[fold] if fold < len(self.versions) else self.tensors
 
     def _fuse_of(self, batch: int) -> Folds | None:
         if self.fuse is None or not self.versions:
@@ -92,7 +131,8 @@ class Run:
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
             self._advance(norm, override)
-            moments = pooled([self._normed(norm, i) for i in range(len(self.envs))])
+            inputs = [self._normed(norm, i) for i in range(len(self.envs))]
+            moments = pooled(inputs, self.ranks)
             new = {
                 name: x.to(self.tensors[name])
                 for name, x in zip(self.renew[norm], moments, strict=True)
@@ -110,7 +150,11 @@ class Run:
             self._put_away(batch)
 
         self.each_batch(one)
-        self.position = stop
+        self._stop(stop)
+
+    def _stop(self, position: int) -> None:
+        self.position = position
+        self.trail.append(position)
 
     def _put_away(self, batch: int) -> None:
         """Move the values of a batch to files, if those of all batches would fill the memory."""
@@ -160,7 +204,7 @@ class Run:
             return self.envs[batch].get(value, seen[0])
 
         values = self.each_batch(one)
-        self.position = index + 1
+        self._stop(index + 1)
         return values
 
     def each(self, stop: int, watch: Mapping[int, Override] | None = None) -> Iterator[int]:
@@ -169,7 +213,7 @@ class Run:
         for i in range(len(self.envs)):
             self._go(i, stop, override)
             yield i
-        self.position = max(self.position, stop)
+        self._stop(max(self.position, stop))
 
     def finish(self, folds: Collection[int] | None = None) -> Iterator[Tensor | None]:
         """Run to the end, one batch at a time, and yield its first output; the run is used up.

@@ -18,12 +18,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subprune.program import parallel
-from subprune.statistics.patches import MAX_BYTES, Convolution
+
+if TYPE_CHECKING:
+    from subprune.statistics.patches import Convolution
 
 __all__ = [
     "Products",
@@ -36,6 +39,7 @@ __all__ = [
 ]
 
 _CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
+_PRODUCTS = 128 * 2**20  # bytes of products made at a time
 _MOST = 2000  # products a chunk may need before patches are the better way
 _WORTH = 2**26  # multiply-adds of a chunk and shift that are worth a thread of their own
 
@@ -52,6 +56,9 @@ class Products:
     sums: Tensor  # [d] float64, column sums of B
     rows: int
     made_in: torch.dtype  # type of the numbers that were multiplied
+    # Size of the blocks on gram's diagonal whose two halves may differ by rounding; 0 if none do,
+    # None where all of gram may.
+    uneven: int | None = None
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """What adds up."""
@@ -311,7 +318,7 @@ class ShiftSums:
                     if made is not None and self.plan.reads((*piece, column), u):
                         block += made[number]
             assert gram is not None
-            gram[:, i, :, j] = block
+            gram[:, i, :, j] = block if i != j else (block + block.T) / 2
             if i != j:
                 gram[:, j, :, i] = block.T
         d = channels * n
@@ -321,7 +328,7 @@ class ShiftSums:
             else self._cross.transpose(0, 1).reshape(d, -1)
         )
         flat = self._sums.new_zeros(0, 0) if gram is None else gram.view(d, d)
-        return Products(flat, cross, self._sums.T.flatten(), self.rows, self.dtype)
+        return Products(flat, cross, self._sums.T.flatten(), self.rows, self.dtype, uneven=0)
 
 
 def _worthwhile(pixels: Tensor, others: int) -> bool:
@@ -353,7 +360,7 @@ def _batched(
     matrix = max(1, x.shape[-3] * x.shape[-2] * x.shape[-1])  # numbers in one line's matrix of x
     lines_each = max(1, x[0].numel() // matrix)  # lines for one index of the first dimension
     one = lines_each * x.shape[-1] * y.shape[-1]  # numbers in their products
-    step = max(1, MAX_BYTES // (one * x.element_size()))
+    step = max(1, _PRODUCTS // (one * x.element_size()))
     for start in range(0, x.shape[0], step):
         p, q = x[start : start + step], y[start : start + step]
         lines = p.shape[:-3]

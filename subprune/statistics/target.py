@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.accumulation import ConsumerStatistics, summed
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.place import Gathered, Place, generator
+from subprune.statistics.spots import Spots, per_image
 from subprune.statistics.trace import Trace
 
 if TYPE_CHECKING:
+    from subprune.program.ranks import Ranks
     from subprune.statistics.accumulation import Accumulator
     from subprune.statistics.columns import ColumnMap
     from subprune.statistics.runs import Run
@@ -39,6 +41,9 @@ class Target(ABC):
     # Rows of a linear layer count with at most so many times the median energy, where Y is made of
     # the rows; None: as they are.
     clip: float | None = None
+    # Rows for each column, at least, of convolutions whose maps are so large that all of them would
+    # be far more; None: all rows of every layer.
+    rows: int | None = None
 
     role: ClassVar[str] = "target"
     name: ClassVar[str]
@@ -95,12 +100,14 @@ class Target(ABC):
         sampled = None
         if self.patches == "random":
             sampled = generator(place.seed, group.name, "patches")
-        folds = range(1 + max(place.current.folds))
+        folds = range(place.current.n_folds)
         collectors = {}
         shared = place.inputs if inputs is None else None
         for consumer in in_order(place):
             known = shared is not None and shared.known(consumer, place.current)
             mapping = column_map(consumer, program, f"layer {consumer.name!r}")
+            few = None if sampled is not None else self.rows
+            places = per_image(place.current, consumer, mapping, few)
             if inputs is not None:
                 if consumer.use.op not in inputs:
                     continue
@@ -112,10 +119,21 @@ class Target(ABC):
                     generator=sampled,
                     clip=self.clip,
                     gram=inputs is None and not known,
+                    places=places,
                 )
                 for _ in folds
             ]
         return collectors
+
+    def _spots(
+        self, place: Place, consumer: Consumer, collector: ConsumerStatistics, batch: int
+    ) -> Spots | None:
+        """The places at which a batch of a layer is looked at; None: all of them."""
+        if collector.places is None or collector.conv is None:
+            return None
+        shape = place.current.programs[batch].values[consumer.use.output].shape
+        of = (consumer.name, str(place.current.numbers[batch]))
+        return Spots.drawn(collector.conv, shape, collector.places, place.seed, *of)
 
     def _each(self, run: Run, work: Callable[[int], None]) -> None:
         """Collect from every batch of a run."""
@@ -166,10 +184,11 @@ def as_gathered(
         op = consumer.use.op
         weight = consumer_weight(consumer, place.current.tensors) if own_weights else None
         scale = None if scales is None else scales[op]
-        parts = [collector.accumulators() for collector in collectors[op]]  # [folds][blocks]
+        parts = summed(collectors[op], place.current.ranks)
         if place.inputs is not None:
             parts = _shared(place.inputs, consumer, place.current, parts)
-        blocks += _blocks(collectors[op][0].consumer, parts, weight, place.removed.get(op), scale)
+        mapping, removed = collectors[op][0].consumer, place.removed.get(op)
+        blocks += _blocks(mapping, parts, weight, removed, scale, place.current.ranks)
     aim = place.current if own_weights else place.dense
     return Gathered.of(
         blocks,
@@ -197,11 +216,12 @@ def _blocks(
     weight: Tensor | None,
     removed: Tensor | None,
     scale: Tensor | None,
+    ranks: Ranks,
 ) -> list[FoldedStatistics]:
     """One consumer's blocks. parts: [folds][blocks].
 
     weight: as the layer has it, where it makes the target; removed: [inputs] bool; scale:
-    [outputs], what targets are multiplied by.
+    [outputs], what targets are multiplied by; ranks: those who have the same sums.
     """
     count = len(parts[0])
     weights: Sequence[Tensor | None] = [None] * count
@@ -214,5 +234,5 @@ def _blocks(
     for i, first in enumerate(parts[0]):
         off = None if removed is None else removed.repeat_interleave(first.d // len(removed))
         own = [fold[i] for fold in parts]
-        blocks.append(FoldedStatistics(own, weights[i], off, scale=scales[i]))
+        blocks.append(FoldedStatistics(own, weights[i], off, scale=scales[i], ranks=ranks))
     return blocks

@@ -26,6 +26,9 @@ _ALLOWED = (
 )
 
 
+_KINDS = ("head", "neuron", "channel", "stream")
+
+
 def as_items(option: Any) -> tuple[Any, ...]:
     """What `only` or `ignore` hold, one by one; a set in a fixed order, so that plans do not depend
     on hashes.
@@ -55,6 +58,7 @@ def choose_groups(
     """
     if only is None:
         named = budgets or ()
+        _check_named(structure, named, goal)
         chosen = {
             g.name
             for g in structure.groups
@@ -68,6 +72,17 @@ def choose_groups(
     return tuple(
         g for g in structure.groups if g.name in chosen and not any(b.takes(g) for b in barred)
     )
+
+
+def _check_named(structure: Structure, named: Collection[str], goal: str) -> None:
+    """Refuse a layer by name that makes no group, with the reason. A layer may be called as a kind
+    of groups is, which is what such a name means.
+    """
+    makers = {name for g in structure.groups for name in (g.name, *g.producers)}
+    for name in named:
+        if name in structure.refused and name not in makers and name not in _KINDS:
+            why = f"{{{goal}=}} names {{name!r}}, which cannot be pruned: {{reason}}; omit it"
+            raise BudgetError(Message(why, name=name, reason=structure.refused[name]))
 
 
 def _obstacle(group: Group, streams: bool) -> str:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from subprune.program.ops import argument, belongs, norm
-from subprune.program.program import Ref
 
 if TYPE_CHECKING:
     from subprune.program.program import Op, Program
@@ -146,11 +145,11 @@ def _scaling(
     entry = norm(op)
     if entry is None or entry.stored is None or entry.measures(op) or op.mutates:
         return None
-    if _ref(argument(op, entry.activation)) != value or any(read_by.get(v) for v in op.outs[1:]):
+    if op.value_at(entry.activation) != value or any(read_by.get(v) for v in op.outs[1:]):
         return None
     if dim % len(program.values[value].shape) != 1:
         return None
-    names = [_name(program, argument(op, n)) for n in ("weight", "bias", *entry.stored)]
+    names = [_name(program, op.value_at(n)) for n in ("weight", "bias", *entry.stored)]
     given = [argument(op, n) is not None for n in ("weight", "bias", *entry.stored)]
     weight, bias, mean, variance = names
     if any(g and n is None for g, n in zip(given, names, strict=True)) or not mean or not variance:
@@ -164,7 +163,7 @@ def _sum(program: Program, op: Op, value: int, use: Use) -> Sum | None:
     """A sum of the value with another one of the same shape."""
     if not belongs(op, "plain sum of two") or op.mutates or argument(op, "alpha") not in (None, 1):
         return None
-    parts = [_ref(argument(op, name)) for name in ("self", "other")]
+    parts = [op.value_at(name) for name in ("self", "other")]
     others = [p for p in parts if p is not None and p != value]
     if None in parts or len(others) != 1:
         return None
@@ -190,13 +189,9 @@ def _needs(program: Program, value: int, after: int) -> tuple[int, ...]:
     return tuple(sorted(needed))
 
 
-def _ref(x: object) -> int | None:
-    return x.id if isinstance(x, Ref) else None
-
-
-def _name(program: Program, x: object) -> str | None:
-    """The parameter or buffer that an argument is, as it is."""
-    if not isinstance(x, Ref):
+def _name(program: Program, number: int | None) -> str | None:
+    """The parameter or buffer that a value is, as it is."""
+    if number is None:
         return None
-    value = program.values[x.id]
+    value = program.values[number]
     return value.name if value.source in ("param", "buffer") else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from subprune.errors import OptionError, closest
-from subprune.program.ops import NORMS, PRODUCTS, Norm, Product
+from subprune.program.ops import NORMS, PRODUCTS, Norm, Product, named_kind
 from subprune.program.record import MODULES
 from subprune.structure.flow import RULES, Flow, Rule
 from subprune.structure.rules import index, linear, shape  # noqa: F401  (importing registers the rules)
@@ -87,17 +87,17 @@ def _known(name: str) -> str:
 
 
 def _kind(operation: Any) -> str:
-    """The name by which rules are found: without namespace and overload."""
+    """The name by which rules are found."""
     # mylib::mixture, mylib.mixture.default, and what torch.library.custom_op gives
     text = operation if isinstance(operation, str) else getattr(operation, "_qualname", operation)
     parts = str(text).replace("::", ".").split(".")
-    kind = parts[1] if len(parts) > 1 else parts[0]
-    if not kind.isidentifier():
+    name = parts[1] if len(parts) > 1 else parts[0]
+    if not name.isidentifier():
         raise OptionError(
             f"{operation!r:.80} is not an operation; give one of torch.library, its name such as "
             "'mylib::mixture', or a class of modules"
         )
-    return kind
+    return named_kind(parts[0], name) if len(parts) > 1 else name
 
 
 def _rule(name: str, like: Any) -> Rule:

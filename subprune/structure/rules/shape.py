@@ -216,7 +216,7 @@ def slice_(flow: Flow, op: Op) -> None:
     if step == 1 and stop - start != shape[dim]:
         flow.slice_seen(source, dim, start, stop)
     elif step != 1:
-        flow.freeze(op, dims[dim], "every so-manyth position is picked")
+        flow.freeze(op, dims[dim], "positions are picked with a step")
     dims[dim] = take(dims[dim], slice(start, stop, step))
     flow.put(op.outs[0], dims)
     _keep_origin(flow, source, op.outs)
