@@ -37,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "auto": {},
     "auto, felt errors alone": {"allocate": Felt(share=1.0)},
     "auto, relative errors alone": {"allocate": "balanced"},
+    "auto, refine": {"refine": 4},
 }
 USUAL = ("asym-in-change", "auto")
 

@@ -159,6 +159,36 @@ def test_a_step_is_the_damped_product_of_three_matrices() -> None:
     np.testing.assert_allclose(steps["0.bias"], expected[:, -1], rtol=1e-6, atol=1e-9)
 
 
+def makers(model: nn.Module, x: Tensor) -> dict[str, list[str]]:
+    """By group: the layers that steps are taken on."""
+    structure = subprune.find_groups(model.eval(), x)
+    return {g.name: [m.name for m in module.makers(structure, g)] for g in structure.groups}
+
+
+class Chain(nn.Module):
+    """Both `second` and `last` read the units of `first`; so does `last` what `second` gave."""
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 5, 3, padding=1)
+        self.last, self.joined = nn.Conv2d(11 if joined else 6, 4, 3, padding=1), joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        y = torch.relu(self.second(x))
+        if self.joined:
+            return self.last(torch.cat([x, y], 1))
+        return torch.cat([self.last(x), y], 1)
+
+
+def test_units_whose_readers_read_one_another_are_left() -> None:
+    """What is wrong at the later reader is the earlier one's doing as well."""
+    x = torch.zeros(2, 3, 8, 8)
+    assert makers(Chain(joined=True), x)["first"] == []
+    assert makers(Chain(joined=True), x)["second"] == ["second"]
+    assert makers(Chain(joined=False), x)["first"] == ["first"]
+
+
 @pytest.mark.parametrize(
     "name", ["resnet20-B", "bottleneck", "resnext", "mobilenet-v3", "densenet", "convnext", "lenet"]
 )

@@ -50,7 +50,8 @@ Solve = Callable[["Tensors"], "Tensors"]
 def makers(structure: Structure, group: Group) -> list[Consumer]:
     """The layers that make the group's units, if steps can be taken on all of them; else none.
 
-    All their outputs are units, each in a row of its own, and all stand before the readers.
+    All their outputs are units, each in a row of its own, and all stand before the readers. No
+    layer up to the last landing reads what one of those readers gave.
     """
     if group.narrowings or any(c.landing is None for c in group.reweightable):
         return []
@@ -71,7 +72,29 @@ def makers(structure: Structure, group: Group) -> list[Consumer]:
             return []
         found.append(layer)
     first = min((c.use.op for c in group.consumers), default=0)
-    return found if found and all(m.use.op < first for m in found) else []
+    if not found or any(m.use.op >= first for m in found) or _in_a_row(structure, group):
+        return []
+    return found
+
+
+def _in_a_row(structure: Structure, group: Group) -> bool:
+    """Whether a layer before the last landing reads what a reader of the group gave.
+
+    As in densely connected networks: what is wrong at the later layer is then the earlier one's
+    doing as well, and it will be fitted to that again; steps that answer for it lead astray.
+    """
+    ops = structure.program.ops
+    layers = {layer.use.op for layer in structure.layers}
+    readers = {c.use.op for c in group.reweightable}
+    last = max((c.landing.op for c in group.reweightable if c.landing is not None), default=-1)
+    given: set[int] = set()  # values that come from a reader
+    for op in ops[min(readers, default=0) : last + 1]:
+        behind = not given.isdisjoint(op.inputs)
+        if behind and op.index in layers:
+            return True
+        if behind or op.index in readers:
+            given.update(op.outs)
+    return False
 
 
 class _Block:
