@@ -11,7 +11,7 @@ from subprune.report.versions import VERSION
 
 if TYPE_CHECKING:
     from subprune import guarantees as guarantees
-    from subprune.api import forecast, method, prune
+    from subprune.api import calibrate, forecast, prune
     from subprune.cutting.masking import mask
     from subprune.cutting.surgery import cut
     from subprune.distil.recover import recover
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from subprune.io.storage import load, save
     from subprune.measure.quality import Evaluation, evaluate
     from subprune.methods import METHODS, Method
+    from subprune.options.registration import method
     from subprune.program.ops import Norm, Product
     from subprune.reading.reader import read_data
+    from subprune.ready import Calibrated
     from subprune.report.figures import Report
     from subprune.report.forecast import Forecast
     from subprune.report.inspection import Inspection, inspect
@@ -34,6 +36,7 @@ __version__ = VERSION
 
 __all__ = [
     "METHODS",
+    "Calibrated",
     "Evaluation",
     "Forecast",
     "Inspection",
@@ -46,6 +49,7 @@ __all__ = [
     "Round",
     "Rounds",
     "View",
+    "calibrate",
     "cut",
     "evaluate",
     "export",
@@ -67,7 +71,7 @@ __all__ = [
 if not TYPE_CHECKING:
     # Where each public name lives; a test compares this with the imports above.
     _HOMES = {
-        "subprune.api": ("forecast", "method", "prune"),
+        "subprune.api": ("calibrate", "forecast", "prune"),
         "subprune.cutting.masking": ("mask",),
         "subprune.cutting.surgery": ("cut",),
         "subprune.distil.recover": ("recover",),
@@ -75,8 +79,10 @@ if not TYPE_CHECKING:
         "subprune.io.storage": ("load", "save"),
         "subprune.measure.quality": ("Evaluation", "evaluate"),
         "subprune.methods": ("METHODS", "Method"),
+        "subprune.options.registration": ("method",),
         "subprune.program.ops": ("Norm", "Product"),
         "subprune.reading.reader": ("read_data",),
+        "subprune.ready": ("Calibrated",),
         "subprune.report.figures": ("Report",),
         "subprune.report.forecast": ("Forecast",),
         "subprune.report.inspection": ("Inspection", "inspect"),

@@ -1,65 +1,84 @@
-"""`prune`, the whole way on one screen, `forecast`, its first half, and `method`, which adds one."""
+"""`prune`, the whole way on one screen; `forecast`, its first half, and `calibrate`, before a goal."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.cache import fingerprint
-from subprune.budget.demand import Demand
-from subprune.budget.goal import Rounding
 from subprune.budget.latency import by_latency
-from subprune.budget.ties import Ties
-from subprune.budget.tying import left_whole, tie
-from subprune.cutting.check import Check, blame, check_groups, few_inputs
+from subprune.cutting.check import blame, few_inputs
 from subprune.cutting.model_config import check_promise, find_fields, sync_config
-from subprune.cutting.roles import Roles
 from subprune.cutting.surgery import attempt, broken, duplicate, set_tensors
-from subprune.cutting.twin import model_outputs
-from subprune.data.batches import batches, take
-from subprune.errors import BudgetError, DataError, OptionError, StructureError, closest
+from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.io.checkpoint import kept_steps
 from subprune.keywords import takes
 from subprune.loop.walk import Walk, walk
 from subprune.measure.stopwatch import Stopwatch
-from subprune.messages import Message, joined
-from subprune.methods import METHODS, of_function
-from subprune.options.checks import check_divisible
+from subprune.messages import Message, listed
+from subprune.options.checks import GOALS
 from subprune.options.options import Options
+from subprune.options.several import several_goals
+from subprune.options.table import OPTIONS
 from subprune.program.accept import check_model
 from subprune.program.borrow import given_back
 from subprune.program.cores import use_threads
 from subprune.program.ranks import sharing
-from subprune.program.record import not_taken
 from subprune.progress import Progress, progress_bar
 from subprune.reading.reader import from_path
+from subprune.ready import Calibrated, Ready, Same, make_ready
 from subprune.report.forecast import Forecast, make_forecast
 from subprune.result import Result, make_result
-from subprune.select.selector import Answer, Setting, View
 from subprune.statistics.batchnorm import recalibrate
-from subprune.statistics.calibration import Calibration
-from subprune.statistics.metric import measure_metric
-from subprune.statistics.targets import TARGETS
-from subprune.structure.choose import choose_groups
-from subprune.structure.cost import CostModel
-from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
+    from subprune.budget.demand import Demand
     from subprune.loop.journal import Journal
     from subprune.program.ranks import Ranks
     from subprune.progress import Step
-    from subprune.statistics.target import Target
+    from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
 
-__all__ = ["Result", "forecast", "method", "prune"]
+__all__ = ["Result", "calibrate", "forecast", "prune"]
 
 
+def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:
+    """Everything that goals for the same model and data have in common, done once: inputs are read,
+    the model is recorded, cuts are tried, and what budgets are divided by is measured.
+
+    What comes back goes where data goes, as often as there are goals:
+
+        ready = subprune.calibrate(model, images)
+        half = subprune.prune(model, ready, compression=2)
+        quarter = subprune.prune(model, ready, compression=4)
+
+    Each of them is what it would be by itself. A goal in other options (another method, other
+    layers) shares what does not depend on them.
+
+    Args:
+        model: as for `prune`. Its weights must not change before it is pruned.
+        data: as for `prune`. An iterator is read once.
+        **options: as for `prune`, but for the goal.
+
+    Returns:
+        A `Calibrated`, which keeps the inputs in memory.
+    """
+    goals = [name for name in GOALS if options.get(name) is not None]
+    if goals:
+        words = (
+            "calibrate comes before the goal: give {given} to prune, with what calibrate returns"
+        )
+        raise OptionError(Message(words, given=listed(goals, " and ")))
+    if isinstance(data, Calibrated):
+        raise OptionError("these inputs are calibrated already: give them to prune, with a goal")
+    return _calibrated(model, data, **{**options, GOALS[0]: 1.0})
+
+
+@several_goals(GOALS, calibrate, Calibrated)
 @takes(Options)
 @given_back
 def prune(model: nn.Module, data: Any, options: Options) -> Result:
@@ -72,15 +91,20 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     arguments. Of the options, which are given by name, one or several limits say what the smaller
     model may cost.
 
+    One of them may be a list, compression=[2, 4, 8]: then the result is a list too, and what does
+    not depend on the goal is done once. For goals that are not known yet, `calibrate` does that.
+
     Args:
         model: any trained `torch.nn.Module` in float32, float64, bfloat16 or float16; the smaller
             one has the same types.
-        data: a few hundred inputs like those the model will see, in any floating precision.
+        data: a few hundred inputs like those the model will see, in any floating precision; or what
+            `calibrate` made of them.
 
     Returns:
         A `Result` with the smaller model, the plan and the report.
     """
     watch = Stopwatch()
+    options = _fitting(model, data, options)
     use_threads(options.threads)
     check_model(model)
     with (
@@ -127,6 +151,7 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
     Returns:
         A `Forecast` with the number of units that every group would keep.
     """
+    options = _fitting(model, data, options)
     use_threads(options.threads)
     check_model(model)
     with (
@@ -140,8 +165,78 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
         return make_forecast(demand)
 
 
+@takes(Options)
+@given_back
+def _calibrated(model: nn.Module, data: Any, options: Options) -> Calibrated:
+    """As if for a goal that every model meets: budgets are divided by what is measured here."""
+    use_threads(options.threads)
+    check_model(model)
+    with (
+        sharing(options.distributed) as ranks,
+        progress_bar(_stages(options), _shown(options, ranks)) as tick,
+    ):
+        tick("reading data")
+        held = _read(model, data, options, _digest(model))
+        demand = _ready(model, held, options, tick, Stopwatch(), ranks).demand
+        tick.plan(budgets=demand.steps(), pruning=0, check=0, measuring=0)
+        tick.enter("budgets")
+        demand.counts()
+        return held
+
+
+def _fitting(model: nn.Module, data: Any, options: Options) -> Options:
+    """The options with those that were settled when the inputs were calibrated, if they were."""
+    if not isinstance(data, Calibrated):
+        return options
+    if data.model is not model:
+        raise OptionError(
+            f"these inputs were calibrated for another {type(data.model).__name__}: call "
+            "subprune.calibrate with this model"
+        )
+    if data.state != _digest(model):
+        raise OptionError(
+            "the model's weights have changed since its inputs were calibrated: call "
+            "subprune.calibrate again"
+        )
+    settled: dict[str, Any] = {
+        "n_samples": data.n_samples,
+        "forward": data.forward,
+        "seed": data.seed,
+    }
+    for name, value in settled.items():
+        given = getattr(options, name)
+        if given != OPTIONS[name].default and given != value:
+            words = f"{{{name}:name}} was settled by calibrate, {{was!r}}; got {{got!r}}"
+            raise OptionError(Message(words, was=value, got=given))
+    return replace(options, **settled)
+
+
 STAGES = {"setup": 3, "budgets": 1, "pruning": 1, "check": 1, "measuring": 2}
 """The stages of the work, and their steps before the groups are known."""
+
+
+def _ready(
+    model: nn.Module,
+    data: Any,
+    options: Options,
+    tick: Progress,
+    watch: Stopwatch,
+    ranks: Ranks,
+) -> Ready:
+    """Read the data, record the model, find the groups and try to cut them."""
+    tick("reading data")
+    held = data if isinstance(data, Calibrated) else _read(model, data, options)
+    others = [
+        held.once(("path", Same(x)), functools.partial(from_path, x, model))
+        for x in (options.train_data, options.verify_data)
+    ]
+    watch.lap("reading data")
+    return make_ready(held, others, options, tick, watch, ranks)
+
+
+def _read(model: nn.Module, data: Any, options: Options, state: str = "") -> Calibrated:
+    read = from_path(data, model, options.n_samples, options.seed)
+    return Calibrated.of(model, read, options, state)
 
 
 def _stages(options: Options) -> dict[str, int]:
@@ -170,92 +265,6 @@ def _shared(calibration: Calibration) -> list[str]:
         f"{sum(b.size for b in batches):,} inputs and sent {ranks.bytes / 1e6:,.1f} MB in "
         f"{ranks.exchanges:,} exchanges; all ranks have the same model"
     ]
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """Everything that is known before the goal is divided among the groups."""
-
-    demand: Demand
-    notes: Sequence[str]  # about cuts that were tried
-    remarks: Sequence[str]  # about the data
-
-
-def _ready(
-    model: nn.Module,
-    data: Any,
-    options: Options,
-    tick: Progress,
-    watch: Stopwatch,
-    ranks: Ranks,
-) -> _Ready:
-    """Read the data, record the model, find the groups and try to cut them."""
-    check_divisible(options, ranks.count)
-    tick("reading data")
-    data = from_path(data, model, options.n_samples, options.seed)
-    inputs = take(data, model, options.n_samples, forward=options.forward, seed=options.seed)
-    watch.lap("reading data")
-    tick("recording the model")
-    parts, views = options.recipe.fit.parts, options.augment or ()
-    calibration = Calibration.of(model, inputs.batches, parts, views, options.seed, ranks)
-    tick("trying the cuts")
-    checked = _groups(calibration, options)
-    roles = _roles(calibration, checked, options)
-    checked = replace(checked, able=tuple(g for g in checked.able if g.name not in roles.whole))
-    watch.lap("structure")
-    others = (options.train_data, options.verify_data)
-    if any(x is not None for x in others):
-        tick("reading the other data")
-    pool, verify = (_more(calibration, x, options.forward) for x in others)
-    watch.lap("reading data")
-    ties = Ties(roles.sets, roles.numbers)
-    demand = replace(_demand(calibration, checked, options, pool, verify, tick), ties=ties)
-    remarks = [*inputs.remarks, *calibration.remarks, *_unfelt(demand)]
-    return _Ready(demand, [*checked.notes, *left_whole(roles)], remarks)
-
-
-def _unfelt(demand: Demand) -> list[str]:
-    """Said where errors were to count with what the output feels, and it says nothing."""
-    if demand.setting.metric != {}:
-        return []
-    return ["the model's output has no gradients: errors of all its layers count equally"]
-
-
-def _more(
-    calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None
-) -> Calibration | None:
-    """Other data for the same model, all of it."""
-    if data is None:
-        return None
-    model = calibration.model
-    return calibration.on(batches(from_path(data, model), model, None, forward=forward))
-
-
-def _demand(
-    calibration: Calibration,
-    checked: Check,
-    options: Options,
-    pool: Calibration | None,
-    verify: Calibration | None,
-    tick: Progress,
-) -> Demand:
-    """What allocators may look at."""
-    metric = None
-    if options.recipe.target.needs_metric or options.allocator.needs_metric:
-        layers = [*calibration.structure.layers, *(c for g in checked.able for c in g.consumers)]
-        metric = measure_metric(calibration, layers)
-    return Demand(
-        setting=Setting(calibration, checked.able, options.seed, pool, metric),
-        recipe=options.recipe,
-        goal=options.goal,
-        allocator=options.allocator,
-        cost=CostModel(calibration.model, calibration.structure),
-        rounding=Rounding(options.multiple, checked.multiples),
-        verification=verify,
-        cache=None if options.cache is None else Path(options.cache),
-        tick=lambda group: tick(f"curve of {group.name}"),
-        say=tick,
-    )
 
 
 def _walk_and_cut(
@@ -373,78 +382,6 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Opt
     return list(notes)
 
 
-def _groups(calibration: Calibration, options: Options) -> Check:
-    """The groups to prune, in forward order, each of them tried out; budgets may name residual
-    streams too.
-    """
-    only, ignore, budgets = options.only, options.ignore, options.budgets
-    structure = calibration.structure
-    goal = "budgets" if options.keep is None else "keep"
-    chosen = choose_groups(
-        structure, calibration.model, only, ignore, _named(options), goal, options.streams
-    )
-    tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
-    checked = check_groups(
-        calibration.model, structure, tried, calibration.batches[0], options.multiple
-    )
-    if checked.refused and not checked.able:
-        _check_run(calibration)
-    for option, named in (("only", only), (goal, _named(options))):
-        for name, why in checked.refused.items():
-            if named is not None and name in list(named):
-                words = f"{{{option}=}} names {{name!r}}, which cannot be cut: {{why}}; omit it"
-                raise BudgetError(Message(words, name=name, why=why))
-    calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
-    able = in_order([g for g in chosen if g.name not in checked.refused])
-    if not able:
-        scope = Message(" of what {only=} and {ignore=} leave")
-        raise BudgetError(
-            Message(
-                "nothing in the model{scope} can be pruned: {reasons}",
-                scope="" if only is None and ignore is None else scope,
-                reasons=_reasons(calibration),
-            )
-        )
-    return replace(checked, able=tuple(able))
-
-
-def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
-    """Which groups keep the same number of units, and which stay whole for the config's sake."""
-    if not options.uniform:
-        return Roles()
-    structure = calibration.structure
-    roles = tie(calibration.model, structure, checked.able, _named(options))
-    calibration.structure = replace(structure, refused={**structure.refused, **roles.whole})
-    return roles
-
-
-def _named(options: Options) -> Collection[str]:
-    """What the goal speaks of by name."""
-    return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
-
-
-def _check_run(calibration: Calibration) -> None:
-    """Some models take fake tensors but not real ones (whole numbers in a linear layer), which is
-    not the cut's fault.
-    """
-    inputs = calibration.given[0].inputs
-    try:
-        model_outputs(calibration.model, inputs)
-    except StructureError as error:
-        cause = error.__cause__
-        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
-
-
-def _reasons(calibration: Calibration) -> str:
-    refused = calibration.structure.refused
-    others = {g.name: g.obstacle for g in calibration.structure.groups if not g.inner}
-    stay = list({**others, **refused}.items())[:5]
-    shown = [
-        Message("{name}: {why}", name=name or "the model itself", why=why) for name, why in stay
-    ]
-    return joined(shown) or "it has no layers with parameters that feed another"
-
-
 def _realise(
     calibration: Calibration, done: Walk
 ) -> tuple[nn.Module, bool, list[str] | dict[str, str]]:
@@ -472,50 +409,3 @@ def _realise(
 
     # Where the few inputs show nothing wrong, nobody in particular is to blame: all are.
     return cut.model, cut.eager, blame(kept, problem) or dict.fromkeys(kept, cut.match.problem)
-
-
-def method(
-    name: str,
-    *,
-    target: str | Target = "sequential",
-    allocate: str | None = None,
-    labels: bool = False,
-    train_data: bool = False,
-    runs: bool = True,
-) -> Callable[[Callable[[View], Answer]], Callable[[View], Answer]]:
-    """Register a ranking function as a method: ``@subprune.method("my-method")``.
-
-    The function gets a `View` of one group and returns its units, best first. `target` says what
-    the layers should give, `allocate` how a goal is shared out; `labels` and `train_data` are True
-    where it needs labelled inputs or a labelled pool to draw from. With ``runs=False`` it sees
-    statistics only, and groups may be ranked side by side.
-    """
-    if not isinstance(name, str) or not name.strip():
-        raise OptionError(
-            f'a method needs a name, as in @subprune.method("my-method"); got {name!r:.80}'
-        )
-    if isinstance(target, str):
-        _check_choice(name, "target", target, TARGETS)
-        target = TARGETS[target]
-    if allocate is not None:
-        _check_choice(name, "allocate", allocate, ALLOCATORS)
-
-    def register(function: Callable[[View], Answer]) -> Callable[[View], Answer]:
-        if not callable(function):
-            raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
-        if name in METHODS:
-            raise OptionError(f"there is a method named {name!r} already; choose another name")
-        needs = {"labels": labels, "pool": train_data, "runs": runs}
-        METHODS[name] = of_function(function, name, target=target, allocate=allocate, **needs)
-        return function
-
-    return register
-
-
-def _check_choice(name: str, option: str, value: object, allowed: Iterable[str]) -> None:
-    names = list(allowed)
-    if value not in names:
-        near = closest(str(value), names)
-        raise OptionError(
-            f"method {name!r}: {option}={value!r}: {near}allowed are {', '.join(names)}"
-        )

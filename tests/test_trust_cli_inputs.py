@@ -253,7 +253,7 @@ def test_bounds_are_of_the_inputs_that_were_drawn(
         seeds.append((n_samples, options.get("seed")))
         return take(data, model, n_samples, **options)
 
-    monkeypatch.setattr("subprune.api.take", drawn)
+    monkeypatch.setattr("subprune.ready.take", drawn)
     monkeypatch.setattr(
         "subprune.guarantees.certificates.batches",
         lambda *args, **options: drawn(*args, **options).batches,

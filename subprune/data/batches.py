@@ -87,6 +87,8 @@ def take(
     aside. `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
     conventions do not fit. Fractions are cast to the model's precision.
     """
+    if isinstance(data, Taken):  # read already
+        return data
     tokens = token_limit(n_samples)
     dtype, remarks = model_dtype(model), dict[str, None]()
 

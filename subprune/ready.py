@@ -1,0 +1,292 @@
+"""Everything that is known before a goal is divided: inputs, structure, and which cuts can be made.
+
+Calls about the same model and inputs share it: `Calibrated` goes where data goes, and keeps what
+does not depend on the goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from torch import Tensor, nn
+
+from subprune.budget.demand import Demand
+from subprune.budget.goal import Rounding
+from subprune.budget.ties import Ties
+from subprune.budget.tying import left_whole, tie
+from subprune.cutting.check import Check, check_groups
+from subprune.cutting.roles import Roles
+from subprune.cutting.twin import model_outputs
+from subprune.data.batches import Taken, batches, take
+from subprune.errors import BudgetError, DataError, StructureError
+from subprune.messages import Message, joined
+from subprune.options.checks import check_divisible
+from subprune.program.record import not_taken
+from subprune.select.selector import Setting
+from subprune.statistics.calibration import Calibration
+from subprune.statistics.metric import measure_metric
+from subprune.structure.choose import choose_groups
+from subprune.structure.cost import CostModel
+from subprune.structure.groups import in_order
+
+if TYPE_CHECKING:
+    from subprune.measure.stopwatch import Stopwatch
+    from subprune.options.options import Options
+    from subprune.program.ranks import Ranks
+    from subprune.progress import Progress
+    from subprune.structure.groups import Consumer
+
+__all__ = ["Calibrated", "Ready", "Same", "make_ready"]
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Calibrated(Taken):
+    """The inputs of a model, read, and what was made of them for all goals; goes where data goes."""
+
+    model: nn.Module
+    n_samples: int | str | None
+    forward: Callable[[Any], Any] | None
+    seed: int
+    state: str = ""  # a hash of the model's tensors; empty: nobody can have changed them
+    _made: list[tuple[Any, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, model: nn.Module, data: Any, options: Options, state: str = "") -> Calibrated:
+        """Draw and check the inputs."""
+        count, seed, forward = options.n_samples, options.seed, options.forward
+        taken = take(data, model, count, forward=forward, seed=seed)
+        return cls(
+            batches=taken.batches,
+            remarks=taken.remarks,
+            model=model,
+            n_samples=count,
+            forward=forward,
+            seed=seed,
+            state=state,
+        )
+
+    def once(self, key: Any, make: Callable[[], Made]) -> Made:
+        """What was made under this key, which is compared, not hashed; made at the first call."""
+        for known, made in self._made:
+            if known == key:
+                return cast("Made", made)
+        new = make()
+        self._made.append((key, new))
+        return new
+
+    def __repr__(self) -> str:
+        count = sum(b.size for b in self.batches)
+        return f"{count:,} inputs, calibrated for {type(self.model).__name__}"
+
+
+class Same:
+    """A key that equals that of the same object alone: data cannot be compared."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.x is other.x
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Everything that is known before the goal is divided among the groups."""
+
+    demand: Demand
+    notes: Sequence[str]  # about cuts that were tried
+    remarks: Sequence[str]  # about the data
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """The groups that can be pruned, and the model that was recorded for it."""
+
+    calibration: Calibration
+    checked: Check
+    roles: Roles
+
+
+def make_ready(
+    held: Calibrated,
+    others: Sequence[Any],
+    options: Options,
+    tick: Progress,
+    watch: Stopwatch,
+    ranks: Ranks,
+) -> Ready:
+    """Record the model, find the groups and try to cut them; what was done for an earlier goal is
+    not done again.
+
+    others: labelled data, to draw from and to verify with; None where there is none.
+    """
+    check_divisible(options, ranks.count)
+    model = held.model
+    tick("recording the model")
+    recipe, views = options.recipe, options.augment or ()
+    recorded = (recipe.fit.parts, views, ranks.count)
+    dense = held.once(
+        ("recorded", recorded),
+        lambda: Calibration.of(model, held.batches, *recorded[:2], options.seed, ranks),
+    )
+    tick("trying the cuts")
+    chosen = (recorded, _choice(options))
+    tried = held.once(("tried", chosen), lambda: _try(dense, options))
+    asked = (chosen, recipe, *map(Same, others))
+    # What selectors and allocators remember holds for these groups and this recipe.
+    cache, memory = held.once(("looks", asked), lambda: (dict[str, Any](), dict[Any, Any]()))
+    calibration = replace(tried.calibration, ranks=ranks, cache=cache)
+    watch.lap("structure")
+    if any(x is not None for x in others):
+        tick("reading the other data")
+
+    def more(x: Any) -> Calibration | None:
+        return held.once(("more", recorded, Same(x)), lambda: _more(dense, x, options.forward))
+
+    pool, verification = map(more, others)
+    watch.lap("reading data")
+
+    def metric() -> Mapping[int, Tensor]:
+        layers = [*calibration.structure.layers, *_readers(tried.checked)]
+        return measure_metric(calibration, layers)
+
+    needed = recipe.target.needs_metric or options.allocator.needs_metric
+    demand = Demand(
+        setting=Setting(
+            calibration,
+            tried.checked.able,
+            options.seed,
+            pool,
+            held.once(("metric", chosen), metric) if needed else None,
+        ),
+        recipe=recipe,
+        goal=options.goal,
+        allocator=options.allocator,
+        cost=CostModel(model, calibration.structure),
+        rounding=Rounding(options.multiple, tried.checked.multiples),
+        ties=Ties(tried.roles.sets, tried.roles.numbers),
+        verification=verification,
+        cache=None if options.cache is None else Path(options.cache),
+        tick=lambda group: tick(f"curve of {group.name}"),
+        say=tick,
+        memory=memory,
+    )
+    remarks = [*held.remarks, *calibration.remarks, *_unfelt(demand)]
+    return Ready(demand, [*tried.checked.notes, *left_whole(tried.roles)], remarks)
+
+
+def _choice(options: Options) -> tuple[Any, ...]:
+    """What it depends on which groups are pruned, and to which widths they are tried."""
+    goal = "budgets" if options.keep is None else "keep"
+    widths = (options.streams, options.uniform, options.multiple)
+    return (options.only, options.ignore, *widths, goal, list(_named(options)))
+
+
+def _try(recorded: Calibration, options: Options) -> _Tried:
+    """Cut every group to a few units."""
+    calibration = replace(recorded)  # what is refused is refused for these groups alone
+    checked = _groups(calibration, options)
+    roles = _roles(calibration, checked, options)
+    able = tuple(g for g in checked.able if g.name not in roles.whole)
+    return _Tried(calibration, replace(checked, able=able), roles)
+
+
+def _readers(checked: Check) -> list[Consumer]:
+    """The layers that read units of a group."""
+    return [c for g in checked.able for c in g.consumers]
+
+
+def _unfelt(demand: Demand) -> list[str]:
+    """Said where errors were to count with what the output feels, and it says nothing."""
+    if demand.setting.metric != {}:
+        return []
+    return ["the model's output has no gradients: errors of all its layers count equally"]
+
+
+def _more(
+    calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None
+) -> Calibration | None:
+    """Other data for the same model, all of it."""
+    if data is None:
+        return None
+    model = calibration.model
+    return calibration.on(batches(data, model, None, forward=forward))
+
+
+def _groups(calibration: Calibration, options: Options) -> Check:
+    """The groups to prune, in forward order, each of them tried out; budgets may name residual
+    streams too.
+    """
+    only, ignore, budgets = options.only, options.ignore, options.budgets
+    structure = calibration.structure
+    goal = "budgets" if options.keep is None else "keep"
+    chosen = choose_groups(
+        structure, calibration.model, only, ignore, _named(options), goal, options.streams
+    )
+    tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
+    checked = check_groups(
+        calibration.model, structure, tried, calibration.batches[0], options.multiple
+    )
+    if checked.refused and not checked.able:
+        _check_run(calibration)
+    for option, named in (("only", only), (goal, _named(options))):
+        for name, why in checked.refused.items():
+            if named is not None and name in list(named):
+                words = f"{{{option}=}} names {{name!r}}, which cannot be cut: {{why}}; omit it"
+                raise BudgetError(Message(words, name=name, why=why))
+    calibration.structure = replace(structure, refused={**structure.refused, **checked.refused})
+    able = in_order([g for g in chosen if g.name not in checked.refused])
+    if not able:
+        scope = Message(" of what {only=} and {ignore=} leave")
+        raise BudgetError(
+            Message(
+                "nothing in the model{scope} can be pruned: {reasons}",
+                scope="" if only is None and ignore is None else scope,
+                reasons=_reasons(calibration),
+            )
+        )
+    return replace(checked, able=tuple(able))
+
+
+def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
+    """Which groups keep the same number of units, and which stay whole for the config's sake."""
+    if not options.uniform:
+        return Roles()
+    structure = calibration.structure
+    roles = tie(calibration.model, structure, checked.able, _named(options))
+    calibration.structure = replace(structure, refused={**structure.refused, **roles.whole})
+    return roles
+
+
+def _named(options: Options) -> Collection[str]:
+    """What the goal speaks of by name."""
+    return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
+
+
+def _check_run(calibration: Calibration) -> None:
+    """Some models take fake tensors but not real ones (whole numbers in a linear layer), which is
+    not the cut's fault.
+    """
+    inputs = calibration.given[0].inputs
+    try:
+        model_outputs(calibration.model, inputs)
+    except StructureError as error:
+        cause = error.__cause__
+        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
+
+
+def _reasons(calibration: Calibration) -> str:
+    refused = calibration.structure.refused
+    others = {g.name: g.obstacle for g in calibration.structure.groups if not g.inner}
+    stay = list({**others, **refused}.items())[:5]
+    shown = [
+        Message("{name}: {why}", name=name or "the model itself", why=why) for name, why in stay
+    ]
+    return joined(shown) or "it has no layers with parameters that feed another"
