@@ -209,8 +209,18 @@ def _positive(matrix: Tensor) -> int:
 
 def _largest(matrix: Tensor) -> float:
     """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
-    x = matrix.new_ones(len(matrix), 1)
-    for _ in range(12):  # power iteration
+    lengths = matrix.norm(dim=0)  # [q], none of which is larger than that eigenvalue
+    found = _iterated(matrix, matrix.new_ones(len(matrix), 1))
+    if found >= float(lengths.max()):
+        return found
+    # Ones are orthogonal to what is sought, as with two columns that are each other's negatives
+    # (then this is nan). From a column of the matrix, the iteration never falls.
+    return _iterated(matrix, matrix[:, [int(lengths.argmax())]])
+
+
+def _iterated(matrix: Tensor, x: Tensor) -> float:
+    """What power iteration from x [q, 1] finds."""
+    for _ in range(12):
         x = matrix @ (x / x.norm())
     return float(x.norm())
 
