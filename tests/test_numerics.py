@@ -107,6 +107,9 @@ def test_selection(case: Case) -> None:
         explained = value([s], order)
         assert math.isfinite(explained)
         assert explained <= s.energy * (1 + 1e-6)
+        if s.energy:
+            least, apart = least_error(rows, s.columns(order))
+            check_truth(case, s, 1 - explained / s.energy, least, apart)
 
 
 @given(case=CASES)
