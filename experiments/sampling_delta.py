@@ -1,6 +1,6 @@
-"""What the paper's delta of layer-sampling, 1e-16 on CIFAR-10, changes in the committed rows' budgets.
+"""What the paper's delta of layer-sampling, 1e-16 on CIFAR-10, changes in committed rows' budgets.
 
-    python experiments/sampling_delta.py --data-dir DATA --models-dir MODELS [--only resnet56-label-free]
+    python experiments/sampling_delta.py --data-dir DATA --models-dir MODELS [--only EXPERIMENT]
 
 The rows of layer-sampling in `experiments/results/*-label-free` were made with 1e-12, the paper's
 on MNIST. Of every one of their budgets, this computes the one with 1e-16 from the same

@@ -1,7 +1,7 @@
 """Kills, full disks, forbidden folders, jumping clocks, hanging workers, many calls, little memory.
 
     python tests/chaos.py [--kills 100] [--prunes 500] [--cases 3000] [--seed 0]
-    [--language FOLDER] [--record FILE]
+    [--language FOLDER] [--record FILE] [--only WORDS]
 
 Prints one line a section and ends with code 1 if one of them failed; what this system does not
 allow is said to be not tried. Children are forked, so that PyTorch is loaded once. About ten
@@ -20,6 +20,7 @@ import platform
 import random
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -619,10 +620,15 @@ def main() -> None:
     if options.record:
         machine = f"{platform.machine()}, {os.cpu_count()} cores, one thread"
         words = [Path(w).name if os.sep in w else w for w in sys.argv[1:]]
-        made_by = f"python tests/chaos.py {' '.join(words)}"
+        made_by = f"python tests/chaos.py {shlex.join(words)}"
         versions = {"torch": torch.__version__, "python": platform.python_version()}
         head = {"machine": machine, "command": made_by, "versions": versions}
-        options.record.write_text(json.dumps({**head, "sections": tally}, indent=1) + "\n")
+        written = {**head, "sections": tally}
+        if options.only and options.record.is_file():
+            # the other sections stay, and these say what made them
+            written = json.loads(options.record.read_text())
+            written["sections"] |= {name: {**told, **head} for name, told in tally.items()}
+        options.record.write_text(json.dumps(written, indent=1) + "\n")
     untried = sum(told["ok"] is None for told in tally.values())
     held = f"{len(tally) - failed - untried} of {len(tally)} sections held"
     print(f"{held}, {untried} not tried" if untried else held)
