@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Factors", "Solution", "energy_change", "relative_error", "solve", "unfitted"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """New weights and how they were found."""
 
@@ -84,7 +84,15 @@ def solve(
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
-    return Solution(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
+    return Solution(
+        weight=new,
+        shift=shift,
+        error=error,
+        columns=len(gram),
+        rank=factor.rank,
+        condition=factor.condition,
+        solver=factor.solver,
+    )
 
 
 Factors = dict[tuple[float, bool], "_Factor"]
@@ -102,7 +110,15 @@ def _constant_alone(
     shift = missing / max(1, stats.rows) if intercept else None
     error = relative_error(stats, weight, shift) if ranked else float("nan")
     fitted = int(intercept)  # columns that something was fitted to: the constant one
-    return Solution(weight, shift, error, fitted, fitted, 1.0, "none")
+    return Solution(
+        weight=weight,
+        shift=shift,
+        error=error,
+        columns=fitted,
+        rank=fitted,
+        condition=1.0,
+        solver="none",
+    )
 
 
 def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
