@@ -82,10 +82,10 @@ def main() -> None:
         for row in compared(experiment, context):
             known.append(row)
             print(row, flush=True)
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(known[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(known)
+        with ROWS.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(known[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(known)
 
 
 if __name__ == "__main__":
