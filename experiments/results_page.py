@@ -12,6 +12,7 @@ tables into that page; what follows the mark "written by hand" in it stays.
 from __future__ import annotations
 
 import argparse
+import csv
 from pathlib import Path
 
 from subprune_paper.config import Config, read_config
@@ -118,6 +119,20 @@ def not_run(config: Config, found: Found) -> list[str]:
     return ["", f"Not run of the paper's table: {'; '.join(missing)}."] if missing else []
 
 
+def delta_changes(config: Config) -> str:
+    """What the paper's delta would change, where that was computed."""
+    with (HERE / "results" / "sampling-delta.csv").open(newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["experiment"] == config.name]
+    if not found:
+        return ""
+    groups = [int(row["groups that differ"]) for row in found]
+    most = max(int(row["units apart at most"]) for row in found)
+    return (
+        f" (which changes {sum(n > 0 for n in groups)} of {len(found)} budgets, in at most {max(groups)} layers "
+        f"and by at most {most} unit{'s'[: most > 1]}: `experiments/sampling_delta.py`)"
+    )
+
+
 def page(config: Config, rows: list[Row], notes: str) -> str:
     """The whole page as markdown."""
     found = points(config, rows)
@@ -133,8 +148,8 @@ def page(config: Config, rows: list[Row], notes: str) -> str:
         "labels but for the gradient methods and the greedy-fs pair (-fd draws from all training images). Budgets of "
         f"layerwise methods: {config.allocate}, on their own error curves (the greedy-fs pair on LayerInChange's), "
         "where the paper measures accuracy on 10,000 labelled images; LayerSampling and the global methods have rules "
-        "of their own, the first with δ = 1e-12, in the paper 1e-16. In brackets: the paper's top-1, and the share of "
-        "the dense accuracy that is left, ours less the paper's, in points. In the authors' code every reweighted or "
+        f"of their own, the first with δ = 1e-12, in the paper 1e-16{delta_changes(config)}. In brackets: the paper's "
+        "top-1, and the share of the dense accuracy that is left, ours less the paper's, in points. In the authors' code every reweighted or "
         "sequential run has BatchNorm re-estimated on the way, because the network is left in training mode; here it "
         "is a switch. A dash: not run.",
         *not_run(config, found),

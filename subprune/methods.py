@@ -7,7 +7,7 @@ it takes to use it by name everywhere; or it is given itself, as ``method=my_fun
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from subprune.errors import OptionError, closest
@@ -42,6 +42,7 @@ class Method:
     selector: Selector
     summary: str = ""
     allocate: str | None = None  # its own allocator; None: the default
+    _: KW_ONLY
     fit: Fit = field(default_factory=lambda: FITS[DEFAULT_FIT])
     drift: bool = False  # whether layers that lose no input are refitted, too
 
@@ -53,7 +54,7 @@ _ROWS = (
         Greedy(),
         "Every layer whose inputs changed is refitted to the dense model, where its output lands.",
         "output",
-        FITS["affine"],
+        fit=FITS["affine"],
         drift=True,
     ),
     Method(
@@ -128,7 +129,7 @@ _ROWS = (
         Wanda(),
         "|weight| × size of its input, summed over units; weights stay (Sun et al. 2024).",
         "uniform",
-        FITS["keep"],
+        fit=FITS["keep"],
     ),
     Method(
         "flap",
@@ -137,7 +138,7 @@ _ROWS = (
         "Variance of inputs × squared weights, ranked over all layers; their means go into biases "
         "(An et al. 2024).",
         "score",
-        FITS["constant"],
+        fit=FITS["constant"],
     ),
     Method(
         "thinet",

@@ -81,7 +81,15 @@ class Result:
                 else (*g.assumptions, "at random patches of each image")
             )
             lines += [
-                GuaranteeLine(g.name, b.k, b.error, b.bound, b.gamma, words) for b in g.budgets
+                GuaranteeLine(
+                    name=g.name,
+                    k=b.k,
+                    error=b.error,
+                    bound=b.bound,
+                    gamma=b.gamma,
+                    assumptions=words,
+                )
+                for b in g.budgets
             ]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
 
@@ -168,15 +176,15 @@ def make_result(
     }
     watch.lap("measuring")
     report = Report(
-        plan,
-        parameters,
-        flops,
-        samples,
-        watch.seconds,
-        fitted,
-        held_out,
-        _skipped(calibration, groups),
-        (
+        plan=plan,
+        parameters=parameters,
+        flops=flops,
+        samples=samples,
+        seconds=watch.seconds,
+        fitted=fitted,
+        held_out=held_out,
+        refused=_skipped(calibration, groups),
+        notes=(
             *done.notes,
             *_remarks(plan, groups, options, verified),
             *([] if accuracy or verified or causal else _odd_labels(calibration.given)),

@@ -32,7 +32,7 @@ class Case:
     inputs: int  # exponent of ten of the columns
     targets: int  # of the targets
     spread: int  # columns differ by factors up to ten to this
-    copies: int  # columns that are others again
+    copies: int  # columns that are others again, or their negatives
     zeros: int  # that are zero
     parallel: int  # that are nearly others,
     apart: int  # up to ten to minus this
@@ -88,8 +88,8 @@ def problem(case: Case) -> Problem:
     n, d = case.rows, case.d
     rows = normal(n, case.rank) @ normal(case.rank, d) if case.rank else normal(n, d)
     rows += case.mean
-    for other in columns(case.copies):
-        rows[:, columns(1)] = rows[:, [other]]
+    for i, other in enumerate(columns(case.copies)):
+        rows[:, columns(1)] = (-1) ** i * rows[:, [other]]
     for other in columns(case.parallel):
         rows[:, columns(1)] = rows[:, [other]] + 10.0**-case.apart * normal(n, 1)
     rows[:, columns(case.zeros)] = 0.0

@@ -100,13 +100,13 @@ def test_columns_less_their_means_are_rounded_as_before(mean: float) -> None:
     B = torch.cat([few, few @ torch.randn(12, 20, generator=generator)], 1) + mean
     stats = Problem(B, B[:, :3].clone(), torch.arange(32)).statistics()
     noisy = Statistics(
-        (B.T @ B).double(),
-        (B.T @ B[:, :3]).double(),
-        stats.energy,
-        stats.rows,
-        stats.sums,
-        stats.target_sums,
-        stats.units,
-        torch.finfo(torch.float32).eps,
+        gram=(B.T @ B).double(),
+        cross=(B.T @ B[:, :3]).double(),
+        energy=stats.energy,
+        rows=stats.rows,
+        sums=stats.sums,
+        target_sums=stats.target_sums,
+        units=stats.units,
+        precision=torch.finfo(torch.float32).eps,
     )
     assert sorted(backward_order([noisy.centred()], 32)) == list(range(32))

@@ -304,7 +304,14 @@ def test_knapsack_is_near_the_best_of_all_budgets() -> None:
         falling = [1 - torch.cat([torch.zeros(1).double(), s.cumsum(0) / s.sum()]) for s in shares]
         errors = dict(zip(names, falling, strict=True))
         known = {
-            n: KeepOrder(tuple(range(len(e) - 1)), -e.diff(), e, (), 1.0, ())
+            n: KeepOrder(
+                order=tuple(range(len(e) - 1)),
+                gains=-e.diff(),
+                errors=e,
+                ranks=(),
+                energy=1.0,
+                dependent=(),
+            )
             for n, e in errors.items()
         }
         target = Limit("params", limit, "limit")
@@ -515,7 +522,14 @@ def test_the_smallest_sum_of_absolute_errors_is_near_the_best_of_all() -> None:
             s = torch.rand(g.n_units, generator=generator).double().sort(descending=True).values
             e = 1 - torch.cat([torch.zeros(1).double(), s.cumsum(0) / s.sum()])
             energy = float(10 ** (2 * torch.rand((), generator=generator)))
-            known[g.name] = KeepOrder(tuple(range(g.n_units)), -e.diff(), e, (), energy, ())
+            known[g.name] = KeepOrder(
+                order=tuple(range(g.n_units)),
+                gains=-e.diff(),
+                errors=e,
+                ranks=(),
+                energy=energy,
+                dependent=(),
+            )
         errors = {n: falling(known[n], absolute=True) for n in names}
         target = Limit("params", limit, "limit")
         found = by_knapsack(groups, known, cost, target, Rounding(), absolute=True)

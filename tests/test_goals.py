@@ -207,7 +207,14 @@ def test_budgets_that_differ_are_refused(model: Stack, ids: Tensor) -> None:
 def order(errors: list[float], energy: float) -> KeepOrder:
     n = len(errors) - 1
     left = torch.tensor(errors, dtype=torch.float64)
-    return KeepOrder(tuple(range(n)), -left.diff() * energy, left, (1,) * n, energy, ())
+    return KeepOrder(
+        order=tuple(range(n)),
+        gains=-left.diff() * energy,
+        errors=left,
+        ranks=(1,) * n,
+        energy=energy,
+        dependent=(),
+    )
 
 
 def test_curves_add_up() -> None:

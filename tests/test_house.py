@@ -21,7 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import subprune
 from subprune.methods import METHODS
+from subprune.program.ops import FAMILIES, NORMS, PRODUCTS
 from subprune.select.selector import Function
+from subprune.structure.flow import RULES
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "subprune"
@@ -29,6 +31,7 @@ FOLDERS = ("subprune", "paper", "tests", "benchmarks", "examples", "experiments"
 
 MOST_AT_THE_TOP = 12  # modules, the front door included
 LONGEST_CHAIN = 14  # modules, each importing the next, at once or inside a function
+MOST_BY_PLACE = 5  # values of a record that may be given without a name
 LONG_LINE, MOST_LONG_LINES = 100, 0.02
 
 # Where something computed may be kept: in records that never change.
@@ -234,6 +237,74 @@ def test_a_file_name_occurs_once() -> None:
 def test_a_repeated_file_name_is_found() -> None:
     paths = ["a/x.py", "b/x.py", "cli/y.py", "y.py", "a/__init__.py", "b/__init__.py"]
     assert repeated(paths) == {"x.py": 2}
+
+
+# ---- records ---------------------------------------------------------------------------------
+
+
+def positional(record: ast.ClassDef) -> int:
+    """How many values of a data class may be given without a name."""
+    decorator = next(
+        (ast.unparse(d) for d in record.decorator_list if "dataclass" in ast.unparse(d)), ""
+    )
+    if not decorator or "kw_only=True" in decorator:
+        return 0
+    fields = [n for n in record.body if isinstance(n, ast.AnnAssign)]
+    kinds = [ast.unparse(n.annotation) for n in fields]
+    kinds = kinds[: kinds.index("KW_ONLY")] if "KW_ONLY" in kinds else kinds
+    return sum("ClassVar" not in kind for kind in kinds)
+
+
+def records(text: str) -> dict[str, int]:
+    return {n.name: positional(n) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ClassDef)}
+
+
+def test_records_of_many_fields_are_made_by_name() -> None:
+    found = {
+        f"{path}: {name}": count
+        for path, text in sources()
+        for name, count in records(text).items()
+        if count > MOST_BY_PLACE
+    }
+    assert not found, f"more than {MOST_BY_PLACE} values by their place, make it kw_only: {found}"
+
+
+def test_values_by_place_are_counted() -> None:
+    body = "    a: int\n    kind: ClassVar[str] = ''\n    b: int = 0\n"
+    assert records(f"@dataclass(frozen=True)\nclass A:\n{body}") == {"A": 2}
+    assert records(f"@dataclass\nclass A:\n{body}    _: KW_ONLY\n    c: int = 0") == {"A": 2}
+    assert records(f"@dataclass(kw_only=True)\nclass A:\n{body}") == {"A": 0}
+    assert records(f"class A:\n{body}") == {"A": 0}
+
+
+# ---- operations are known in one place ----------------------------------------------------------
+
+# The table of operations, and those who carry labels through them.
+KNOWING = ("program/ops.py", "structure/flow.py", "structure/rules/")
+
+
+def operations_tested(text: str) -> list[str]:
+    """Comparisons of a `.kind` with the name of an operation."""
+    known = {*PRODUCTS, *NORMS, *RULES, *(kind for family in FAMILIES.values() for kind in family)}
+    return [
+        ast.unparse(n)
+        for n in ast.walk(ast.parse(text))
+        if isinstance(n, ast.Compare)
+        and any(isinstance(x, ast.Attribute) and x.attr == "kind" for x in (n.left, *n.comparators))
+        and any(_constants(x) & known for x in (n.left, *n.comparators))
+    ]
+
+
+def test_operations_are_told_apart_in_the_table_alone() -> None:
+    found = {p: operations_tested(text) for p, text in sources() if not p.startswith(KNOWING)}
+    found = {path: tests for path, tests in found.items() if tests}
+    assert not found, f"give the operation a row in program/ops.py, and ask that: {found}"
+
+
+@pytest.mark.parametrize("text", ["op.kind == 'view'", "self.op.kind in ('addmm', 'mm')"])
+def test_a_test_of_an_operation_is_found(text: str) -> None:
+    assert operations_tested(text)
+    assert not operations_tested("group.kind == 'stream'")
 
 
 # ---- imports ---------------------------------------------------------------------------------

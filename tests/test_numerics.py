@@ -1,7 +1,8 @@
 """The numerical core on many awkward problems: no NaN, no crash, no identity violated.
 
-The tests take the same 300 every time. `make chaos` sets SUBPRUNE_CASES to draw more, and others
-each time; a problem that fails is printed, and made again by `Case(...)`.
+The tests take the same 300 every time. `make chaos` sets SUBPRUNE_CASES to draw 3,000, and others
+each time, and puts them into its tally; a problem that fails is printed, and made again by
+`Case(...)`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import pytest
 import torch
 from awkward import CASES, Case, exact, folded, noise, problem
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, assume, event, given, settings
 from reference import Problem
 from torch import Tensor
 
@@ -106,14 +107,16 @@ def test_selection(case: Case) -> None:
         explained = value([s], order)
         assert math.isfinite(explained)
         assert explained <= s.energy * (1 + 1e-6)
+        if s.energy:
+            least, apart = least_error(rows, s.columns(order))
+            check_truth(case, s, 1 - explained / s.energy, least, apart)
 
 
 @given(case=CASES)
 @MANY
 def test_units_of_measure_do_not_matter(case: Case) -> None:
     """Powers of two change no digit: neither the order nor the error curve may notice."""
-    if not case.double:
-        return
+    assume(case.double)
     p, n = problem(case), case.units
     other = Problem(p.B * 2.0**-case.targets, p.Y * 2.0**case.inputs, p.units)
     a, b = p.statistics(), other.statistics()
@@ -138,6 +141,7 @@ def test_fits(case: Case) -> None:
     old = toward(case, s)
     fit = solve(s, kept, intercept=case.bias, ridge=case.ridge, toward=old)
     event(fit.solver)
+    event(f"ridge {'on' if case.ridge else 'off'}, bias {'on' if case.bias else 'off'}")
     assert finite(fit.weight)
     assert (fit.shift is not None) == case.bias
     assert fit.shift is None or finite(fit.shift)
@@ -193,6 +197,22 @@ def check_folds(case: Case, p: Problem, kept: tuple[int, ...], old: Tensor) -> N
     assert math.isfinite(fit.held_out)
     assert fit.error >= 0
     assert fit.held_out >= 0
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_columns_that_are_each_others_negatives(rows: int, pairs: int) -> None:
+    """Ones are orthogonal to all that such columns span: no scale can be found from them."""
+    draw = torch.Generator().manual_seed(0)
+    half = torch.randn(rows, pairs, generator=draw, dtype=torch.float64)
+    targets = half.sum(1, keepdim=True)
+    p = Problem(torch.cat([half, -half], 1), targets, torch.arange(2 * pairs))
+    for ridge in (0.0, 1e-12, 1e-3):
+        fit = solve(p.statistics(), range(2 * pairs), ridge=ridge)
+        assert finite(fit.weight)
+        assert fit.error == pytest.approx(true_error(p, fit.weight), abs=1e-9)
+        assert fit.error <= ridge + 1e-9
+        assert ridge or fit.rank == min(rows, pairs)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e18, 1e30])

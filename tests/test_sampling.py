@@ -21,6 +21,7 @@ from subprune.errors import BudgetError
 from subprune.select.selector import View
 from subprune.select.sensitivity import (
     DELTA,
+    Sampling,
     Sensitivity,
     distinct,
     draws_for,
@@ -105,6 +106,32 @@ def test_draws_of_an_error_follow_the_formula() -> None:
     assert own.draws(0.5) == math.ceil(3 * 7 * coefficient / 0.25)
     assert own.draws(1e9) == 1
     assert own.draws(1e-9) > 2**63
+
+
+def test_a_smaller_delta_takes_more_draws() -> None:
+    own = Sensitivity(torch.tensor([0.5, 0.25], dtype=torch.float64), 45)
+    coefficient = 0.75 * 6 * math.log(8 * 45 / 1e-16)
+    assert own.draws(0.5, 1e-16) == math.ceil(3 * 7 * coefficient / 0.25) > own.draws(0.5)
+
+
+def test_what_was_measured_is_handed_on() -> None:
+    net = NETS["plain"]
+    calibration = Calibration.of(net.build(), batches(net.data(2, 4), net.build(), None))
+    fresh = Sampling()
+    assert fresh.knowing(calibration).known == {}
+    for view in views(setting_of(calibration)):
+        order = fresh.rank(view).order
+        known = fresh.knowing(calibration)
+        assert view.group.name in known.known
+        assert known == fresh, "it is shown and compared by what it does"
+        assert repr(known) == repr(fresh)
+        other = Calibration.of(net.build(), batches(net.data(2, 4), net.build(), None))
+        generator = torch.Generator().manual_seed(0)
+        again = replace(view, setting=setting_of(other), generator=generator)
+        expected = replace(view, generator=torch.Generator().manual_seed(0))
+        assert known.rank(again).order == fresh.rank(expected).order
+        assert other.cache == {}
+        assert sorted(order) == list(range(view.n_units))
 
 
 def test_no_unit_matters_all_are_equal() -> None:

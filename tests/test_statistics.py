@@ -42,7 +42,15 @@ def test_streaming_equals_one_product(dtype: torch.dtype, rtol: float) -> None:
     energy = float(Y.square().sum())
     same(
         accumulator.result(),
-        Statistics(B.T @ B, B.T @ Y, energy, 500, B.sum(0), Y.sum(0), units),
+        Statistics(
+            gram=B.T @ B,
+            cross=B.T @ Y,
+            energy=energy,
+            rows=500,
+            sums=B.sum(0),
+            target_sums=Y.sum(0),
+            units=units,
+        ),
         rtol,
     )
 
@@ -93,19 +101,39 @@ def test_overflow_no_rows_and_wrong_shapes_are_refused() -> None:
         accumulator.update(torch.zeros(3, 4))
     with pytest.raises(DataError, match="must be float64"):
         Statistics(
-            *(torch.eye(2), torch.eye(2), 1.0, 1, torch.ones(2), torch.ones(2), torch.arange(2))
+            gram=torch.eye(2),
+            cross=torch.eye(2),
+            energy=1.0,
+            rows=1,
+            sums=torch.ones(2),
+            target_sums=torch.ones(2),
+            units=torch.arange(2),
         )
     eye = torch.eye(2).double()
     with pytest.raises(DataError, match="sums has shape"):
         Statistics(
-            eye, eye, 1.0, 1, torch.ones(3).double(), torch.ones(2).double(), torch.arange(2)
+            gram=eye,
+            cross=eye,
+            energy=1.0,
+            rows=1,
+            sums=torch.ones(3).double(),
+            target_sums=torch.ones(2).double(),
+            units=torch.arange(2),
         )
 
 
 def test_columns_of_units() -> None:
     eye = torch.eye(5).double()
     ones = torch.ones(5).double()
-    stats = Statistics(eye, eye, 5.0, 5, ones, ones, torch.tensor([0, -1, 2, 0, 1]))
+    stats = Statistics(
+        gram=eye,
+        cross=eye,
+        energy=5.0,
+        rows=5,
+        sums=ones,
+        target_sums=ones,
+        units=torch.tensor([0, -1, 2, 0, 1]),
+    )
     assert stats.columns([0]).tolist() == [0, 1, 3]
     assert stats.columns([]).tolist() == [1]
     assert (stats.width, stats.outputs, unit_count([stats])) == (5, 5, 3)
@@ -252,7 +280,19 @@ def test_conv_consumer_equals_raw_patches(
     pieces = zip(rows.chunk(groups, 1), targets.chunk(groups, 1), units.chunk(groups), strict=True)
     for stats, (B, Y, u) in zip(found, pieces, strict=True):
         energy = float(Y.square().sum())
-        same(stats, Statistics(B.T @ B, B.T @ Y, energy, len(B), B.sum(0), Y.sum(0), u), 1e-10)
+        same(
+            stats,
+            Statistics(
+                gram=B.T @ B,
+                cross=B.T @ Y,
+                energy=energy,
+                rows=len(B),
+                sums=B.sum(0),
+                target_sums=Y.sum(0),
+                units=u,
+            ),
+            1e-10,
+        )
 
 
 def test_linear_consumer_takes_any_leading_dimensions() -> None:
@@ -355,7 +395,13 @@ def test_scaled_targets_scale_the_weights_that_make_them() -> None:
     same(
         found,
         Statistics(
-            b.T @ b, b.T @ Y, float(Y.square().sum()), 9, b.sum(0), Y.sum(0), torch.arange(4)
+            gram=b.T @ b,
+            cross=b.T @ Y,
+            energy=float(Y.square().sum()),
+            rows=9,
+            sums=b.sum(0),
+            target_sums=Y.sum(0),
+            units=torch.arange(4),
         ),
         1e-12,
     )
@@ -366,10 +412,26 @@ def test_centred_statistics_are_those_of_centred_columns() -> None:
     B[:, 2] = 0.7  # nothing is left of it
     units = torch.tensor([0, 0, 1, -1, 2])
     energy = float(Y.square().sum())
-    whole = Statistics(B.T @ B, B.T @ Y, energy, 30, B.sum(0), Y.sum(0), units)
+    whole = Statistics(
+        gram=B.T @ B,
+        cross=B.T @ Y,
+        energy=energy,
+        rows=30,
+        sums=B.sum(0),
+        target_sums=Y.sum(0),
+        units=units,
+    )
     b, y = B - B.mean(0), Y - Y.mean(0)
     b[:, 2] = 0
-    wanted = Statistics(b.T @ b, b.T @ y, float(y.square().sum()), 30, b.sum(0), y.sum(0), units)
+    wanted = Statistics(
+        gram=b.T @ b,
+        cross=b.T @ y,
+        energy=float(y.square().sum()),
+        rows=30,
+        sums=b.sum(0),
+        target_sums=y.sum(0),
+        units=units,
+    )
     found = whole.centred()
     for name in ("gram", "cross", "sums", "target_sums"):
         torch.testing.assert_close(
@@ -389,7 +451,15 @@ def test_greedy_on_centred_statistics_has_a_constant_for_free(seed: int) -> None
     Y = B @ normal(seed + 100, 8, 3) + 0.3 * normal(seed + 200, 40, 3) + 1
     units = torch.arange(4).repeat_interleave(2)
     energy = float(Y.square().sum())
-    stats = Statistics(B.T @ B, B.T @ Y, energy, 40, B.sum(0), Y.sum(0), units)
+    stats = Statistics(
+        gram=B.T @ B,
+        cross=B.T @ Y,
+        energy=energy,
+        rows=40,
+        sums=B.sum(0),
+        target_sums=Y.sum(0),
+        units=units,
+    )
     found = greedy([stats.centred()], 4)
     ones, kept = torch.ones(40, 1).double(), []
     total = float((Y - Y.mean(0)).square().sum())

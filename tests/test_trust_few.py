@@ -369,12 +369,12 @@ def test_a_single_input_holds_nothing_out() -> None:
 def curve(errors: list[float]) -> KeepOrder:
     n = len(errors) - 1
     return KeepOrder(
-        tuple(range(n)),
-        torch.zeros(n),
-        torch.tensor(errors, dtype=torch.float64),
-        (1,) * n,
-        1.0,
-        (),
+        order=tuple(range(n)),
+        gains=torch.zeros(n),
+        errors=torch.tensor(errors, dtype=torch.float64),
+        ranks=(1,) * n,
+        energy=1.0,
+        dependent=(),
     )
 
 

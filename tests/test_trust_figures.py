@@ -386,7 +386,17 @@ def test_report_on_fitted_inputs_says_so(segmented: Report) -> None:
 
 
 def test_report_on_held_out_inputs_shows_both(segmented: Report) -> None:
-    report = replace(segmented, held_out=Comparison(7, 252, "pixel", 0.813, 0.04, (0.9, 0.8)))
+    report = replace(
+        segmented,
+        held_out=Comparison(
+            inputs=7,
+            answers=252,
+            kind="pixel",
+            agreement=0.813,
+            output_change=0.04,
+            accuracy=(0.9, 0.8),
+        ),
+    )
     assert (report.agreement, report.output_change) == (0.813, 0.04)
     text, page = " ".join(str(report).split()), report.to_html()
     fitted = report.fitted

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.budget.allocators import ALLOCATORS
-from subprune.budget.demand import Demand
+from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Goal, Limit
+from subprune.budget.sampling import SampleSize
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.fit.fit import Fit
@@ -188,7 +189,8 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
     pool = _pool(cell, context)
     started = time.perf_counter()
     stage("budgets")
-    counts = _budgets(cell, context, stage)
+    demand = _common(cell, context, stage)
+    counts = dataclasses.replace(demand, goal=_goal(cell, demand)).shared_out()
     chosen = time.perf_counter()
     stage("pruning")
     result = subprune.prune(
@@ -196,6 +198,8 @@ def _pruned(cell: Cell, context: Context, stage: Stage) -> tuple[nn.Module, dict
         data,
         method=cell.method,
         budgets=counts,
+        # with what the budgets were made of: the same network and images are not measured twice
+        selector=find_method(cell.method).selector.knowing(demand.calibration),
         fit=_fit(cell),
         train_data=pool,
         seed=cell.seed,
@@ -243,13 +247,20 @@ class _UnitShare(Goal):
         return _UnitLimit("units", int(self.share * self.units + 1e-9), f"keep={self.share:g}")
 
 
-def _budgets(cell: Cell, context: Context, stage: Stage) -> dict[str, int]:
-    """Units of every group, by the cell's rule and the curves it names."""
+def _common(cell: Cell, context: Context, stage: Stage) -> Demand:
+    """What budgets are made of, by the cell's rule and the curves it names."""
     common = dataclasses.replace(
         cell, value=1.0, batchnorm="keep", method=cell.curves or cell.method
     )
-    demand = _demand(common, context, stage)
-    return dataclasses.replace(demand, goal=_goal(cell, demand)).shared_out()
+    return _demand(common, context, stage)
+
+
+def _allocator(cell: Cell) -> Allocator:
+    """The cell's rule, with its own delta where it has one."""
+    allocator = ALLOCATORS[cell.rule]
+    if isinstance(allocator, SampleSize):
+        return dataclasses.replace(allocator, delta=cell.delta)
+    return allocator
 
 
 def _goal(cell: Cell, demand: Demand) -> Goal:
@@ -281,7 +292,7 @@ def _demand(cell: Cell, context: Context, stage: Stage) -> Demand:
         setting=Setting(calibration, tuple(in_order(groups)), cell.seed, pool_calibration),
         recipe=Recipe(row.target, row.selector, _fit(cell), name=row.name),
         goal=Goal(compression=1.0),
-        allocator=ALLOCATORS[cell.rule],
+        allocator=_allocator(cell),
         cost=CostModel(model, calibration.structure),
         verification=verify,
         cache=None if context.cache is None else Path(context.cache),

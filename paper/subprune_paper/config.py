@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from subprune.budget.allocators import ALLOCATORS
 from subprune.errors import DataError, OptionError, closest
 from subprune.methods import METHODS, find_method
+from subprune.select.sensitivity import DELTA
 from subprune.statistics.batchnorm import BATCHNORM
 from subprune.zoo.datasets import dataset_names
 from subprune.zoo.models import model_names
@@ -67,6 +68,8 @@ class Config:
         batches, batch_size, augmented: the calibration data, drawn by seed from the training
             images.
         verify_samples: training images that equal-accuracy budgets are measured on, drawn by seed.
+        delta: allowed probability of failure of budgets by sensitivity sampling; in the paper 1e-12
+            on MNIST, 1e-16 on CIFAR-10.
         test: test images to measure top-1 on; 0 means all.
         finetune_epochs: 0 means as in the paper.
         modules: Python files, beside the TOML file, that register methods or models of your own.
@@ -96,6 +99,7 @@ class Config:
     batch_size: int = 128
     augmented: bool = False
     verify_samples: int = 10_000
+    delta: float = DELTA
     test: int = 0
     finetune_epochs: int = 0
     modules: tuple[str, ...] = ()
@@ -140,6 +144,8 @@ class Config:
                 raise OptionError(
                     f"values holds {value}; {self.target} must lie between {low} and {high}."
                 )
+        if not 0 < self.delta < 1:
+            raise OptionError(f"delta is {self.delta}; it must lie between 0 and 1.")
         if not self.memory > 0:
             raise OptionError(f"memory is {self.memory}; give the GB one worker needs.")
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from subprune.budget.sampling import SampleSize
 from subprune.errors import OptionError, closest
+from subprune.select.sensitivity import DELTA
 from subprune_paper.config import Config
 
 __all__ = ["CURVES_OF", "DENSE", "Cell", "Job", "cells_of", "jobs_of", "parse_filters", "select"]
@@ -54,6 +56,7 @@ class Cell:
     verification: int
     test: int
     finetune_epochs: int
+    delta: float = DELTA  # of budgets by sampling
 
     @property
     def key(self) -> str:
@@ -62,8 +65,9 @@ class Cell:
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data, without a delta that is the library's: keys are older than that setting."""
+        plain = dataclasses.asdict(self)
+        return plain if self.delta != DELTA else {k: v for k, v in plain.items() if k != "delta"}
 
     @property
     def label(self) -> str:
@@ -107,6 +111,7 @@ class Cell:
             "batches",
         )
         same += ("batch_size", "augmented", "verification", "curves", "rule", "reweight", "seed")
+        same += ("delta",)
         return tuple(getattr(self, name) for name in same)
 
 
@@ -179,6 +184,7 @@ def _cell(
         verification=config.verify_samples if rule in EQUAL else 0,
         test=config.test,
         finetune_epochs=config.finetune_epochs if finetune != "none" else 0,
+        delta=config.delta if rule == SampleSize.name else DELTA,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from subprune.errors import BudgetError
@@ -64,6 +64,7 @@ class Limit:
     quantity: str  # "params" or "flops"
     most: int  # FLOPs are those of one call on the first batch
     asked: str  # how the caller put it: a message
+    _: KW_ONLY
     inputs: int = 1  # in that call
     of: Part = "model"
     # numbers of units of the groups that were asked about → those of all groups
@@ -169,10 +170,12 @@ class Goal:
         full = cost.flops({}, self.of)
         if self.speedup is not None:
             asked = Message("{speedup=}", speedup=self.speedup)
-            yield Limit("flops", int(full / self.speedup), asked, inputs, self.of)
+            yield Limit("flops", int(full / self.speedup), asked, inputs=inputs, of=self.of)
         if self.flops is not None:
             most = int(amount("flops", self.flops, full / inputs) * inputs)
-            yield Limit("flops", most, Message("{flops=}", flops=self.flops), inputs, self.of)
+            yield Limit(
+                "flops", most, Message("{flops=}", flops=self.flops), inputs=inputs, of=self.of
+            )
         if self.share is not None:
             yield _on_flops_of_all(cost, inputs, self.share)
 
@@ -181,7 +184,7 @@ def _on_flops_of_all(cost: CostModel, inputs: int, share: float) -> Limit:
     """A share of the whole model's FLOPs, whatever the goal is measured on."""
     # the precision of a percentage: a share that comes from halving has many more digits
     most = int(round(share, 8) * (cost.flops({}) / inputs) * inputs)
-    return Limit("flops", most, f"{share:.1%} of the FLOPs", inputs)
+    return Limit("flops", most, f"{share:.1%} of the FLOPs", inputs=inputs)
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,15 @@ class SampleSize(Allocator):
     name: ClassVar[str] = "sampling"
     looks_at: ClassVar[str] = "sensitivities"
 
+    delta: float = DELTA  # allowed probability of failure
+
     def counts(self, demand: Demand) -> Counts:
         measured = demand.remember(
             "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
         )
-        return by_sampling(demand.groups, measured, demand.cost, demand.limit, demand.rounding)
+        return by_sampling(
+            demand.groups, measured, demand.cost, demand.limit, demand.rounding, self.delta
+        )
 
 
 def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:

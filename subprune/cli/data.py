@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class DataChoice:
     n_samples: int | None = 512  # None: all
     seed: int = 0
     preparation: o.Preparation = field(default_factory=o.Preparation)
+    _: KW_ONLY
     option: str = "--data"  # that named it, for messages
     loaded: Loaded | None = None  # the model that labels and texts have to fit
     remark: Callable[[str], object] = say  # what is done with remarks

@@ -20,7 +20,7 @@ from subprune.zoo.models import shipped_lenet
 __all__ = ["Row", "run_demo", "table"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One compression ratio."""
 
@@ -38,7 +38,13 @@ class Row:
         assert report.accuracy is not None
         kept = {g.name: (len(g.kept), g.units) for g in result.plan.groups}
         return cls(
-            asked, report.accuracy, report.parameters, report.flops, report.seconds, kept, file
+            asked=asked,
+            accuracy=report.accuracy,
+            parameters=report.parameters,
+            flops=report.flops,
+            seconds=report.seconds,
+            kept=kept,
+            file=file,
         )
 
 

@@ -77,7 +77,15 @@ def evaluate(
     print_evaluation(
         models=((model, weights), (dense, dense_weights)),
         data=data,
-        preparation=o.Preparation(data_dir, resize, mean, std, tokenizer, column, context),
+        preparation=o.Preparation(
+            data_dir=data_dir,
+            resize=resize,
+            mean=mean,
+            std=std,
+            tokenizer=tokenizer,
+            column=column,
+            context=context,
+        ),
         text=Text(stride, tokens, skip),
         n_samples=n_samples,
         download=download,

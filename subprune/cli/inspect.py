@@ -46,7 +46,7 @@ def inspect(
 
     loaded = load(model, weights, trained=False)
     net = loaded.model
-    how = o.Preparation(data_dir, resize, tokenizer=tokenizer, column=column)
+    how = o.Preparation(data_dir=data_dir, resize=resize, tokenizer=tokenizer, column=column)
     choice = DataChoice(data, 2, 0, how, loaded=loaded)
     args, kwargs = batches(load_data(choice), net, 2)[0].inputs
     inspection = _in_flags(look(net, kwargs if kwargs and not args else args))

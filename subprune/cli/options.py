@@ -129,7 +129,7 @@ Download = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """How data is found and read, as the flags say it."""
 

@@ -49,7 +49,7 @@ _WIDTHS = (
 _TRIAL_WIDTH = 6  # of a field that holds no number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Field:
     """A number of the config, with those that change with it, and the groups it speaks of."""
 
@@ -111,9 +111,18 @@ def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
     for name in _WIDTHS:
         value = content.get(name, "")
         if value is None:
-            yield Field(section, "neuron", (), 0, {name: None}, {})
+            yield Field(
+                section=section, kind="neuron", groups=(), units=0, factors={name: None}, fixed={}
+            )
         elif isinstance(value, int) and value > 1:
-            yield Field(section, "neuron", (), value, {name: value}, {})
+            yield Field(
+                section=section,
+                kind="neuron",
+                groups=(),
+                units=value,
+                factors={name: value},
+                fixed={},
+            )
 
 
 def _head_trials(
@@ -130,7 +139,9 @@ def _head_trials(
             shared = {n: content[n] for n in _KEY_VALUE_HEADS if isinstance(content.get(n), int)}
             factors = {n: x for n, x in {name: heads, **shared}.items() if x % units == 0}
             fixed = size or {"head_dim": width // heads}
-            yield Field(section, "head", (), units, factors, fixed)
+            yield Field(
+                section=section, kind="head", groups=(), units=units, factors=factors, fixed=fixed
+            )
 
 
 def _tried(
@@ -162,7 +173,15 @@ def _tried(
     units = speaks_of[0].n_units
     allowed = numbers if trial.kind == "head" else ()
     names = tuple(g.name for g in speaks_of)
-    return Field(trial.section, trial.kind, names, units, trial.factors, trial.fixed, allowed)
+    return Field(
+        section=trial.section,
+        kind=trial.kind,
+        groups=names,
+        units=units,
+        factors=trial.factors,
+        fixed=trial.fixed,
+        numbers=allowed,
+    )
 
 
 def _numbers(trial: Field, blueprint: Blueprint) -> tuple[int, ...]:

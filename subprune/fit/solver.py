@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Factors", "Solution", "energy_change", "relative_error", "solve", "unfitted"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """New weights and how they were found."""
 
@@ -84,7 +84,15 @@ def solve(
     new = torch.zeros_like(stats.cross)
     new[columns] = solution[: len(columns)]
     shift = solution[-1] if intercept else None
-    return Solution(new, shift, error, len(gram), factor.rank, factor.condition, factor.solver)
+    return Solution(
+        weight=new,
+        shift=shift,
+        error=error,
+        columns=len(gram),
+        rank=factor.rank,
+        condition=factor.condition,
+        solver=factor.solver,
+    )
 
 
 Factors = dict[tuple[float, bool], "_Factor"]
@@ -102,7 +110,15 @@ def _constant_alone(
     shift = missing / max(1, stats.rows) if intercept else None
     error = relative_error(stats, weight, shift) if ranked else float("nan")
     fitted = int(intercept)  # columns that something was fitted to: the constant one
-    return Solution(weight, shift, error, fitted, fitted, 1.0, "none")
+    return Solution(
+        weight=weight,
+        shift=shift,
+        error=error,
+        columns=fitted,
+        rank=fitted,
+        condition=1.0,
+        solver="none",
+    )
 
 
 def unfitted(stats: Statistics, kept: Iterable[int], weight: Tensor) -> Tensor:
@@ -209,8 +225,18 @@ def _positive(matrix: Tensor) -> int:
 
 def _largest(matrix: Tensor) -> float:
     """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
-    x = matrix.new_ones(len(matrix), 1)
-    for _ in range(12):  # power iteration
+    lengths = matrix.norm(dim=0)  # [q], none of which is larger than that eigenvalue
+    found = _iterated(matrix, matrix.new_ones(len(matrix), 1))
+    if found >= float(lengths.max()):
+        return found
+    # Ones are orthogonal to what is sought, as with two columns that are each other's negatives
+    # (then this is nan). From a column of the matrix, the iteration never falls.
+    return _iterated(matrix, matrix[:, [int(lengths.argmax())]])
+
+
+def _iterated(matrix: Tensor, x: Tensor) -> float:
+    """What power iteration from x [q, 1] finds."""
+    for _ in range(12):
         x = matrix @ (x / x.norm())
     return float(x.norm())
 

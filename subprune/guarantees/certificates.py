@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["BudgetGuarantee", "GroupGuarantee", "Guarantees", "group_guarantee", "guarantees"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BudgetGuarantee:
     """What is proven for greedy's k units, and what it reached."""
 
@@ -57,7 +57,7 @@ class BudgetGuarantee:
     tight: float  # the same with the sharper product in the place of the exponential
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupGuarantee:
     """One group; several consumers are taken together."""
 
@@ -97,22 +97,24 @@ def group_guarantee(
     possible = _possible(stats, ranks, columns, n_units)
     alpha = bounds.alpha_bound(bases)
     guarantee = GroupGuarantee(
-        name,
-        n_units,
-        n_units - len({u for s in bases for u in s.live}),
-        sum(columns),
-        sum(ranks),
-        possible / n_units,
-        math.floor(possible + 1e-9),
-        _certified(bases, n_units),
-        min(map(bounds.global_eigenvalue_bound, stats), default=1.0) if independent else 0.0,
-        max(alpha, bounds.gamma_bound(bases, (), n_units)),
-        bounds.gamma_seen(stats, n_units, order.order),
-        alpha,
-        bounds.curvature_bound(bases),
-        float(order.errors[-1]),
-        (),
-        (),
+        name=name,
+        units=n_units,
+        zero_units=n_units - len({u for s in bases for u in s.live}),
+        columns=sum(columns),
+        rank=sum(ranks),
+        possible=possible / n_units,
+        k_possible=math.floor(possible + 1e-9),
+        k_certified=_certified(bases, n_units),
+        gamma_global=min(map(bounds.global_eigenvalue_bound, stats), default=1.0)
+        if independent
+        else 0.0,
+        gamma=max(alpha, bounds.gamma_bound(bases, (), n_units)),
+        gamma_seen=bounds.gamma_seen(stats, n_units, order.order),
+        alpha=alpha,
+        curvature=bounds.curvature_bound(bases),
+        floor=float(order.errors[-1]),
+        budgets=(),
+        assumptions=(),
     )
     budgets = tuple(_budget(guarantee, bases, order, k) for k in counts)
     words = tuple(
@@ -155,7 +157,9 @@ def _budget(
     live = n - group.zero_units
     paper = bounds.error_bound(start, group.floor, group.gamma, k, n)
     tight = bounds.error_bound(start, group.floor, group.gamma, k, live, tight=True)
-    return BudgetGuarantee(k, gamma, share, error, paper, min(paper, tight))
+    return BudgetGuarantee(
+        k=k, gamma=gamma, share=share, error=error, bound=paper, tight=min(paper, tight)
+    )
 
 
 def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[str]:
@@ -198,7 +202,7 @@ def _words(g: GroupGuarantee, outputs: Sequence[int], independent: int) -> list[
     return words
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Guarantees:
     """One entry per group; prints as a table."""
 
@@ -304,14 +308,14 @@ def guarantees(model: nn.Module, data: Any, options: GuaranteeOptions) -> Guaran
         tick.enter("bounds")
         proven = _look(setting, options.recipe, wanted, tick)
     return Guarantees(
-        options.target,
-        options.patches,
-        samples,
-        proven,
-        options.seed,
-        digest,
-        options.ridge,
-        options.recipe.selection,
+        target=options.target,
+        patches=options.patches,
+        samples=samples,
+        groups=proven,
+        seed=options.seed,
+        data=digest,
+        ridge=options.ridge,
+        selection=options.recipe.selection,
     )
 
 

@@ -93,7 +93,12 @@ def export(
         size = sum(f.stat().st_size for f in Path(folder).iterdir())
         os.replace(file, path)
     return Exported(
-        path.name, kind, size, max(gap.file for gap in gaps), batch or "as given", latency
+        path=path.name,
+        format=kind,
+        bytes=size,
+        difference=max(gap.file for gap in gaps),
+        batch=batch or "as given",
+        latency=latency,
     )
 
 

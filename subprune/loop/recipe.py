@@ -5,7 +5,7 @@ The fourth, who gives up how much, comes first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from subprune.messages import Message
@@ -26,6 +26,7 @@ class Recipe:
     target: Target
     selector: Selector
     fit: Fit
+    _: KW_ONLY
     # What layers should give whose inputs change though none of them is cut; None: they stay.
     drift: Target | None = None
     refine: int = 0  # steps on the layers that make a group's units, after its readers are fitted

@@ -24,7 +24,7 @@ NAN = float("nan")
 _CHUNK = 2**18  # numbers compared in float64 at a time: they stay in the cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """How outputs before and after compare on some inputs."""
 
@@ -178,13 +178,13 @@ class Tally:
         agreement = self.same / self.answers if self.answers else NAN
         one, other = self.surprise
         return Comparison(
-            self.inputs,
-            self.answers,
-            kind,
-            agreement,
-            _ratio(self.gap, self.energy),
-            accuracy,
-            self.counted if known else 0,
+            inputs=self.inputs,
+            answers=self.answers,
+            kind=kind,
+            agreement=agreement,
+            output_change=_ratio(self.gap, self.energy),
+            accuracy=accuracy,
+            counted=self.counted if known else 0,
             perplexity=(one.perplexity, other.perplexity) if one.tokens else None,
             tokens=one.tokens,
             cosine=self.cosines / self.vectors if self.vectors else None,

@@ -44,7 +44,7 @@ class Ref:
     id: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Value:
     """A tensor of the recorded run: its shape, and where it comes from."""
 
@@ -57,7 +57,7 @@ class Value:
     constant: Tensor | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Op:
     """One recorded operation. Tensors among `args` and `kwargs` are replaced by `Ref`."""
 
@@ -104,7 +104,7 @@ Override = Callable[[Op, tuple[Any, ...], dict[str, Any]], Any]
 """Stands in for one operation of a replay: called with it, its arguments and keyword arguments."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Program:
     """The record of one forward run; see the module's text."""
 

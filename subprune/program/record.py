@@ -65,7 +65,15 @@ class _Recorder(TorchDispatchMode):
         """A new value for what the tensor holds now; returns its id."""
         vid = len(self.values)
         storage = x.untyped_storage()._cdata if isinstance(x, FakeTensor) else id(x)
-        self.values[vid] = Value(vid, tuple(x.shape), x.dtype, source, name, storage, constant)
+        self.values[vid] = Value(
+            id=vid,
+            shape=tuple(x.shape),
+            dtype=x.dtype,
+            source=source,
+            name=name,
+            storage=storage,
+            constant=constant,
+        )
         self.current[id(x)] = vid
         self.alive.append(x)
         return vid
@@ -93,7 +101,15 @@ class _Recorder(TorchDispatchMode):
             outs.append(self.add(x, "op"))
         module = self.stack[-1] if self.stack else ""
         op = Op(
-            len(self.ops), func, refs, krefs, tuple(outs), module, tuple(mutated), inputs, flops
+            index=len(self.ops),
+            func=func,
+            args=refs,
+            kwargs=krefs,
+            outs=tuple(outs),
+            module=module,
+            mutates=tuple(mutated),
+            inputs=inputs,
+            flops=flops,
         )
         self.ops.append(op)
 
@@ -233,7 +249,15 @@ def _record_once(
     outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]
     used = {v.name: v.id for v in recorder.values.values() if v.source in ("param", "buffer")}
     _settle_mutations(recorder)
-    return Program(recorder.ops, recorder.values, taken, outputs, used, aliases, dict(opaque))
+    return Program(
+        ops=recorder.ops,
+        values=recorder.values,
+        inputs=taken,
+        outputs=outputs,
+        tensors=used,
+        aliases=aliases,
+        opaque=dict(opaque),
+    )
 
 
 def _state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

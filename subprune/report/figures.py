@@ -18,7 +18,9 @@ from subprune.structure.formula import Formula
 __all__ = ["Exported", "GuaranteeLine", "LayerWidth", "Report"]
 
 NAN = float("nan")
-NOT_COMPARED = Comparison(0, 0, "", NAN, NAN)  # no outputs were compared
+NOT_COMPARED = Comparison(
+    inputs=0, answers=0, kind="", agreement=NAN, output_change=NAN
+)  # no outputs were compared
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class LayerWidth:
     after: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GuaranteeLine:
     """What is proven about one group's selection, beside what was measured;
     see docs/guarantees.md.
@@ -45,7 +47,7 @@ class GuaranteeLine:
     assumptions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exported:
     """A verified file that `subprune.export` wrote."""
 
@@ -68,7 +70,7 @@ class Exported:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Figures before and after; everything measured, nothing estimated."""
 

@@ -27,7 +27,7 @@ class ForecastGroup:
     keep: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What `subprune.forecast` returns: what `prune` would do; nothing was pruned."""
 

@@ -38,7 +38,7 @@ _HEADER = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupRow:
     """One group. What a unit costs is a pair: for the cheapest unit, and for the most expensive."""
 
@@ -68,7 +68,7 @@ class GroupRow:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Inspection:
     """What `inspect` found. Print it, show it in a notebook, or read its fields."""
 
@@ -165,13 +165,13 @@ def inspect(model: nn.Module, example_inputs: Any) -> Inspection:
     inputs = input_count(arguments)
     rows = tuple(_row(group, cost, checked, inputs) for group in structure.groups)
     return Inspection(
-        type(model).__name__,
-        cost.params({}),
-        cost.flops({}) // inputs,
-        rows,
-        dict(structure.refused),
-        unused,
-        structure,
+        model=type(model).__name__,
+        params=cost.params({}),
+        flops=cost.flops({}) // inputs,
+        rows=rows,
+        refused=dict(structure.refused),
+        unused=unused,
+        structure=structure,
     )
 
 
@@ -198,16 +198,16 @@ def _row(group: Group, cost: CostModel, checked: Check, inputs: int) -> GroupRow
             f"{c.name} is not refitted: {c.obstacle}" for c in group.consumers if c.obstacle
         ]
     return GroupRow(
-        group.name,
-        group.kind,
-        group.n_units,
-        _ends(params),
-        _ends(flops // inputs),
-        group.inner and group.name not in checked.refused,
-        group.producers,
-        group.followers,
-        tuple(dict.fromkeys(c.name for c in group.consumers)),
-        tuple(dict.fromkeys(obstacles)),
+        name=group.name,
+        kind=group.kind,
+        units=group.n_units,
+        params_per_unit=_ends(params),
+        flops_per_unit=_ends(flops // inputs),
+        default=group.inner and group.name not in checked.refused,
+        producers=group.producers,
+        followers=group.followers,
+        consumers=tuple(dict.fromkeys(c.name for c in group.consumers)),
+        obstacles=tuple(dict.fromkeys(obstacles)),
     )
 
 

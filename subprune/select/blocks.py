@@ -50,7 +50,7 @@ _CERTAIN = 1e-10  # relative noise of a gain with which it is taken from H
 _ASKED = 16  # columns whose H is recomputed rather than C asked once more
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Panel:
     """Factors of the units added since the last flush."""
 
@@ -63,7 +63,7 @@ class _Panel:
     picks: list[tuple[int, int, Tensor]] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Step:
     """What adding a unit would do."""
 
@@ -135,7 +135,7 @@ class Block:
         self.place[self.ids] = torch.arange(n)
         rows = max(_PANEL, 2 * r)
         left, right = self.gram.new_empty(rows, n * r), self.cross.new_empty(rows, self._outputs)
-        self.panel = _Panel(left, right, self._empty_half(left))
+        self.panel = _Panel(left=left, right=right, half=self._empty_half(left))
         # The last unit factored: one is often asked for its exact gain just before it is added.
         self.factored: _Step | None = None
         self.diag_g = diagonal_blocks(self.gram, r)
@@ -222,7 +222,7 @@ class Block:
     def _completed(self, unit: int, place: int, root: Tensor, left: Tensor) -> _Step:
         """The step of a unit whose rows of L are known."""
         right = root.T @ self._residual_targets(place)
-        return _Step(unit, root, left, right @ right.T, right)
+        return _Step(unit=unit, root=root, left=left, square=right @ right.T, right=right)
 
     def _residual_targets(self, place: int) -> Tensor:
         """A unit's rows [r, m] of C − LᵀZ."""
@@ -343,13 +343,13 @@ class Whole(Block):
     def _completed(self, unit: int, place: int, root: Tensor, left: Tensor) -> _Step:
         span = self._span(place)
         dots = root.T @ _residual_products(full_rows(self.whole, span), self.panel, span)
-        step = _Step(unit, root, left, dots[:, span] @ root, dots=dots)
+        step = _Step(unit=unit, root=root, left=left, square=dots[:, span] @ root, dots=dots)
         noise = _NOISE * float(self.first_h[place]) * float(root.square().sum())
         if noise <= _CERTAIN * step.gain:
             return step
         self._catch_up()
         right = root.T @ self._residual_targets(place)
-        return _Step(unit, root, left, right @ right.T, right)
+        return _Step(unit=unit, root=root, left=left, square=right @ right.T, right=right)
 
     def _dots(self, step: _Step) -> Tensor:
         if step.dots is not None:

@@ -191,4 +191,11 @@ def _result(
     explained = torch.cat([steps.new_tensor([min(state.fixed_gain, total)]), steps]).cumsum(0)
     errors = (1 - explained / total).clamp_min(0) if total > 0 else torch.zeros_like(explained)
     dependent = tuple(unit for unit, gain in zip(order, gains, strict=True) if gain == 0)
-    return KeepOrder(tuple(order), steps, errors, tuple(ranks), total, dependent)
+    return KeepOrder(
+        order=tuple(order),
+        gains=steps,
+        errors=errors,
+        ranks=tuple(ranks),
+        energy=total,
+        dependent=dependent,
+    )

@@ -13,7 +13,7 @@ from subprune.errors import BudgetError
 __all__ = ["KeepOrder"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeepOrder:
     """Units in the order they were picked; every prefix is the solution for that budget."""
 
@@ -43,12 +43,12 @@ class KeepOrder:
         """
         first = orders[0]
         return KeepOrder(
-            first.order,
-            torch.stack([x.gains for x in orders]).sum(dim=0),
-            torch.stack([x.errors for x in orders]).mean(dim=0),
-            first.ranks,
-            sum(x.energy for x in orders),
-            (),
-            len(orders),
-            torch.stack([x.errors * x.energy for x in orders]).sum(dim=0),
+            order=first.order,
+            gains=torch.stack([x.gains for x in orders]).sum(dim=0),
+            errors=torch.stack([x.errors for x in orders]).mean(dim=0),
+            ranks=first.ranks,
+            energy=sum(x.energy for x in orders),
+            dependent=(),
+            groups=len(orders),
+            absolute=torch.stack([x.errors * x.energy for x in orders]).sum(dim=0),
         )

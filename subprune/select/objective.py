@@ -24,7 +24,8 @@ def value(
 ) -> float:
     """F(S) for the units ``kept``, summed over the consumers; unit-less columns always take part.
 
-    The tolerance is that of the statistics unless given.
+    Of no consumer it is more than ‖Y‖², which rounding can exceed where products were made in
+    float32. The tolerance is that of the statistics unless given.
     """
     kept, total = list(kept), 0.0
     for s in stats:
@@ -32,7 +33,8 @@ def value(
         factor = whitening(
             s.gram[columns][:, columns], s.tolerance if tolerance is None else tolerance
         )
-        total += float((factor.matrix.T @ s.cross[columns]).square().sum())
+        explained = float((factor.matrix.T @ s.cross[columns]).square().sum())
+        total += min(explained, s.energy)
     return total
 
 

@@ -189,6 +189,12 @@ class Selector(ABC):
         """The selector that ranks all units where no budget is known yet."""
         return self
 
+    def knowing(self, calibration: Calibration) -> Selector:
+        """The selector with what was measured of the dense model on these inputs, for calls with
+        the same model and inputs; most measure nothing that could be handed on.
+        """
+        return self
+
     def check(self, setting: Setting, who: str) -> None:
         """Refuse data without what the selector needs; `who` names it in messages."""
         if self.needs_pool:

@@ -9,8 +9,8 @@ on the dense model.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -105,6 +105,9 @@ class Sampling(Selector):
     needs_runs: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
 
+    # By group, from an earlier call with the same model and inputs.
+    known: Mapping[str, Sensitivity] = field(default_factory=dict, repr=False, compare=False)
+
     @property
     def divisible(self) -> bool:
         return True
@@ -114,20 +117,30 @@ class Sampling(Selector):
         """A smaller budget is a draw of its own."""
         return False
 
+    def knowing(self, calibration: Calibration) -> Sampling:
+        """The selector with the sensitivities that were measured on these inputs."""
+        known = {
+            group.name: calibration.cache[_key(group)]
+            for group in calibration.structure.groups
+            if _key(group) in calibration.cache
+        }
+        return replace(self, known=known)
+
     def rank(self, view: View) -> Ranking:
         """See `sampled`."""
-        return sampled(view)
+        return sampled(view, self.known.get(view.group.name))
 
 
-def sampled(view: View) -> Ranking:
+def sampled(view: View, measured: Sensitivity | None = None) -> Ranking:
     """Draw until about k different units are there; too many lose the least probable, too few gain
     the most.
 
     Without reweighting, weights are multiplied by (times drawn) / (draws · probability). If k is
     not known, units come in the order of their first draw, and that factor is the inverse of the
-    chance to be drawn.
+    chance to be drawn. measured: the group's sensitivities, if they are known.
     """
-    measured = sensitivity(view.setting.calibration, view.group, view.dense)
+    if measured is None:
+        measured = sensitivity(view.setting.calibration, view.group, view.dense)
     p, n, k = measured.probabilities, view.n_units, view.k
     rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=view.generator)))
     if k is None:
@@ -161,11 +174,16 @@ def sensitivity(calibration: Calibration, group: Group, dense: Run) -> Sensitivi
     dense: the dense run, at or before the first layer that reads the units.
     """
     cache = calibration.cache
-    key = f"sensitivity {group.name}"
+    key = _key(group)
     if key not in cache:
         cache[key] = _sensitivity(group, dense)
     known: Sensitivity = cache[key]
     return known
+
+
+def _key(group: Group) -> str:
+    """Under which a calibration keeps them."""
+    return f"sensitivity {group.name}"
 
 
 def _sensitivity(group: Group, dense: Run) -> Sensitivity:

@@ -137,7 +137,11 @@ class Accumulator:
         if rows.dtype == torch.float32 and not all(_in_range(x) for x in seen) and rows.any():
             gram, cross = self._made(_as_double(rows), _as_double(targets))
         uneven = _STRIP if self.gram and _in_strips(rows) else None
-        self.add_products(Products(gram, cross, sums, len(rows), rows.dtype, uneven))
+        self.add_products(
+            Products(
+                gram=gram, cross=cross, sums=sums, rows=len(rows), made_in=rows.dtype, uneven=uneven
+            )
+        )
 
     def _made(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """BᵀB [d, d], if it is summed, and BᵀY [d, m]."""
@@ -171,7 +175,9 @@ class Accumulator:
         if self._products is None:
             device = sum_device(new.gram.device)
             gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
-            self._products = Products(gram, cross, sums, 0, torch.float64)
+            self._products = Products(
+                gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
+            )
             return
         for total, part in zip(self._products.tensors(), new.tensors(), strict=True):
             total += part.to(total.device)
@@ -195,7 +201,9 @@ class Accumulator:
             total.rows += part.rows
             if total._products is None:
                 gram, cross, sums = (x.clone() for x in part._products.tensors())
-                total._products = Products(gram, cross, sums, 0, torch.float64)
+                total._products = Products(
+                    gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
+                )
                 continue
             for mine, theirs in zip(
                 total._products.tensors(), part._products.tensors(), strict=True
@@ -215,7 +223,9 @@ class Accumulator:
             old, cross = self._products, other._products.cross
             if columns is not None and len(columns) < self.d:
                 cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
-            total._products = Products(old.gram, cross, old.sums, 0, torch.float64)
+            total._products = Products(
+                gram=old.gram, cross=cross, sums=old.sums, rows=0, made_in=torch.float64
+            )
         total._uneven = self._uneven
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
@@ -256,7 +266,9 @@ class Accumulator:
             gram, cross, sums = (
                 torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes
             )
-            self._products = Products(gram, cross, sums, 0, torch.float64)
+            self._products = Products(
+                gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
+            )
         gram = self._products.gram
         self._target_sums = self._target_sums.to(device)
         strips = [gram[i : i + _STRIP, i:] for i in range(0, len(gram), _STRIP)]
@@ -287,14 +299,14 @@ class Accumulator:
         found = self._gathered()
         units, totals = self.units.to(found.gram.device), self._target_sums
         stats = Statistics(
-            found.gram,
-            found.cross,
-            self._energy,
-            self.rows,
-            found.sums,
-            totals,
-            units,
-            self._precision,
+            gram=found.gram,
+            cross=found.cross,
+            energy=self._energy,
+            rows=self.rows,
+            sums=found.sums,
+            target_sums=totals,
+            units=units,
+            precision=self._precision,
         )
         stats.check_finite(self.where)
         return stats
@@ -316,7 +328,16 @@ class Accumulator:
         energy = max(0.0, float((weight * cross).sum()))
         units = self.units.to(gram.device)
         totals = weight.T @ sums
-        stats = Statistics(gram, cross, energy, self.rows, sums, totals, units, self._precision)
+        stats = Statistics(
+            gram=gram,
+            cross=cross,
+            energy=energy,
+            rows=self.rows,
+            sums=sums,
+            target_sums=totals,
+            units=units,
+            precision=self._precision,
+        )
         stats.check_finite(self.where)
         return stats
 

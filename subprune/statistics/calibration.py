@@ -41,7 +41,7 @@ JUDGED_INPUTS, MANY_BYTES = 128, 2**28
 """A fold of so many inputs says enough by itself: then versions above this size are one, too."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Calibration:
     """A model, its batches, and the program of every batch shape."""
 
@@ -84,7 +84,16 @@ class Calibration:
             programs = programs * (1 + len(views))
         remarks = lay_out(model, parts, programs)
         structure = analyse(programs[0])
-        made = cls(model, parts, structure, programs, numbers, batches, remarks, ranks)
+        made = cls(
+            model=model,
+            batches=parts,
+            structure=structure,
+            programs=programs,
+            folds=numbers,
+            given=batches,
+            remarks=remarks,
+            ranks=ranks,
+        )
         made.check_ranks()
         return made
 
@@ -130,7 +139,12 @@ class Calibration:
         programs = _programs(self.model, batches, known)
         remarks = lay_out(self.model, batches, programs, self.structure.program.layouts)
         return Calibration(
-            self.model, batches, self.structure, programs, given=batches, remarks=remarks
+            model=self.model,
+            batches=batches,
+            structure=self.structure,
+            programs=programs,
+            given=batches,
+            remarks=remarks,
         )
 
     def start(self) -> Run:

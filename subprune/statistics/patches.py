@@ -30,7 +30,7 @@ _MODES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Convolution:
     """The parameters of a convolution, one number per spatial dimension."""
 
@@ -67,7 +67,14 @@ class Convolution:
             raise OptionError(f"padding {padding!r} is not 'same', 'valid' or a number")
         else:
             pads = tuple((p, p) for p in _each(padding, len(kernel)))
-        return cls(kernel, _each(stride, len(kernel)), wide, pads, padding_mode, groups)
+        return cls(
+            kernel_size=kernel,
+            stride=_each(stride, len(kernel)),
+            dilation=wide,
+            padding=pads,
+            padding_mode=padding_mode,
+            groups=groups,
+        )
 
     @classmethod
     def transposed(
@@ -94,7 +101,15 @@ class Convolution:
         before = [d * (k - 1) - p for d, k, p in zip(wide, kernel, _each(padding, n), strict=True)]
         more = _each(output_padding, n)
         pads = tuple((b, b + extra) for b, extra in zip(before, more, strict=True))
-        return cls(kernel, (1,) * n, wide, pads, "zeros", groups, _each(stride, n))
+        return cls(
+            kernel_size=kernel,
+            stride=(1,) * n,
+            dilation=wide,
+            padding=pads,
+            padding_mode="zeros",
+            groups=groups,
+            spread=_each(stride, n),
+        )
 
     @classmethod
     def of(cls, module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Convolution:

@@ -47,7 +47,7 @@ Shift = tuple[int, ...]
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Products:
     """Products of some rows of B, columns channel by channel, with targets."""
 
@@ -328,7 +328,14 @@ class ShiftSums:
             else self._cross.transpose(0, 1).reshape(d, -1)
         )
         flat = self._sums.new_zeros(0, 0) if gram is None else gram.view(d, d)
-        return Products(flat, cross, self._sums.T.flatten(), self.rows, self.dtype, uneven=0)
+        return Products(
+            gram=flat,
+            cross=cross,
+            sums=self._sums.T.flatten(),
+            rows=self.rows,
+            made_in=self.dtype,
+            uneven=0,
+        )
 
 
 def _worthwhile(pixels: Tensor, others: int) -> bool:

@@ -18,7 +18,7 @@ RANK_TOLERANCE = 1e-10
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Statistics:
     """What one consumer says about its input columns; d columns, m outputs.
 

@@ -26,7 +26,7 @@ class Product:
     lengths: tuple[int, ...]  # places in `Formula.lengths`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Formula:
     """Parameters and FLOPs of one input as functions of the numbers of units kept."""
 

@@ -36,7 +36,14 @@ def analyse(program: Program) -> Structure:
     groups = builder.groups()
     refused = _Refusals(flow, root, reasons, producers).all(groups)
     terms = flop_terms(flow, builder.span)
-    return Structure(program, groups, refused, terms, builder.layers(), find_edges(flow))
+    return Structure(
+        program=program,
+        groups=groups,
+        refused=refused,
+        terms=terms,
+        layers=builder.layers(),
+        edges=find_edges(flow),
+    )
 
 
 def _roles(flow: Flow) -> tuple[dict[SlotKey, int], dict[SlotKey, list[Use]]]:

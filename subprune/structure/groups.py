@@ -193,7 +193,7 @@ class Term:
     spans: tuple[Span, ...]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Structure:
     """All groups of a model in forward order, and in words why everything else cannot go."""
 
