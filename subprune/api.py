@@ -46,7 +46,7 @@ from subprune.statistics.batchnorm import recalibrate
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
 from subprune.statistics.targets import TARGETS
-from subprune.structure.choose import choose_groups
+from subprune.structure.choose import choose_groups, some
 from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
 
@@ -348,6 +348,11 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Opt
     notes = sync_config(small, structure, kept, find_fields(calibration.model, structure))
     if options.uniform:
         notes += check_promise(small)
+    elif notes:
+        words = (
+            "from_pretrained cannot load the result, subprune.load can; {uniform=} cuts just what"
+        )
+        notes.append(Message(f"{words} the config can say", uniform=True))
     if done.refitted:
         layer, were = ("layer", "was") if len(done.refitted) == 1 else ("layers", "were")
         words = f"{len(done.refitted)} {layer} that lost no input {were} refitted too"
@@ -380,9 +385,13 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
     goal = "budgets" if options.keep is None else "keep"
-    chosen = choose_groups(
-        structure, calibration.model, only, ignore, _named(options), goal, options.streams
-    )
+    rest = (_named(options), goal, options.streams)
+    chosen = choose_groups(structure, calibration.model, only, ignore, *rest)
+    if ignore is not None and not chosen:
+        every = choose_groups(structure, calibration.model, only, None, *rest)
+        if every:
+            words = "{ignore=} leaves nothing to prune: it fits all of {names}; omit some of it"
+            raise BudgetError(Message(words, names=some([g.name for g in every])))
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -432,7 +441,9 @@ def _check_run(calibration: Calibration) -> None:
         model_outputs(calibration.model, inputs)
     except StructureError as error:
         cause = error.__cause__
-        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
+        raise DataError(
+            not_taken(calibration.model, inputs, "the calibration data", cause or error)
+        ) from error
 
 
 def _reasons(calibration: Calibration) -> str:

@@ -88,7 +88,10 @@ def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None
             )
         folder = how.tokenizer or loaded.folder
         if folder is None:
-            raise OptionError("a text is read with a tokenizer: give its folder with --tokenizer")
+            raise OptionError(
+                "a text is read with a tokenizer, for a model that takes tokens: give the "
+                "tokenizer's folder as --tokenizer"
+            )
         return load_text(path, loaded.model, folder, n_samples or _ALL, how.context)
     if how.tokenizer is not None and (data in dataset_names() or path.suffix in ARRAYS):
         raise OptionError(f"--tokenizer is for texts ({', '.join(SUFFIXES)}) and tables; omit it")
