@@ -390,8 +390,9 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     if ignore is not None and not chosen:
         every = choose_groups(structure, calibration.model, only, None, *rest)
         if every:
-            words = "{ignore=} leaves nothing to prune: it fits all of {names}; omit some of it"
-            raise BudgetError(Message(words, names=some([g.name for g in every])))
+            both = "{ignore=} leaves" if only is None else "{only=} and {ignore=} leave"
+            words = "nothing to prune: {ignore:name} fits all of {names}; omit some of it"
+            raise BudgetError(Message(f"{both} {words}", names=some([g.name for g in every])))
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple

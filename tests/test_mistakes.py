@@ -115,7 +115,7 @@ DATA = {
     ],
     "objects.npy": ["holds Python objects", "allowed are numbers"],
     "list.pt": ["looks like a file of torch.save", "numpy.savez("],
-    "text.txt": ["for a model that takes tokens", "give the tokenizer's folder as --tokenizer"],
+    "text.txt": ["a model that takes tokens", "tokenizer: give its folder as --tokenizer"],
 }
 
 
@@ -173,7 +173,7 @@ PYTHON: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
     ),
     "all of it ignored": (
         lambda m, x: subprune.prune(m, x, keep=0.5, ignore="*"),
-        "ignore= leaves nothing to prune: it fits all of 0; omit some of it",
+        "ignore= leaves nothing to prune: ignore fits all of 0; omit some of it",
     ),
     "a percentage without its sign": (
         lambda m, x: subprune.prune(m, x, params=10),

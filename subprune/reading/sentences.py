@@ -105,8 +105,8 @@ def as_tokenizer(given: Any) -> Any:
     if given is None:
         raise OptionError(
             Message(
-                "a text is read with a tokenizer, for a model that takes tokens: give the "
-                "tokenizer's folder as {tokenizer=}"
+                "a model that takes tokens reads a text with a tokenizer: give its folder as "
+                "{tokenizer=}"
             )
         )
     if not isinstance(given, str | Path):
