@@ -88,10 +88,7 @@ def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None
             )
         folder = how.tokenizer or loaded.folder
         if folder is None:
-            raise OptionError(
-                "a model that takes tokens reads a text with a tokenizer: give its folder as "
-                "--tokenizer"
-            )
+            raise OptionError("a text is read with a tokenizer: give its folder with --tokenizer")
         return load_text(path, loaded.model, folder, n_samples or _ALL, how.context)
     if how.tokenizer is not None and (data in dataset_names() or path.suffix in ARRAYS):
         raise OptionError(f"--tokenizer is for texts ({', '.join(SUFFIXES)}) and tables; omit it")
