@@ -1,11 +1,12 @@
 """Makes notebooks and pages of the journeys: docs/journeys/*.py → .ipynb, and .md with what they
 print.
 
-    python scripts/journeys.py [NAME …]
+    python scripts/journeys.py [--pictures] [NAME …]
 
 The sources are Python with cells marked by ``# %%``; text stands in ``# %% [markdown]`` cells. The
 notebooks have no outputs; the pages show what every cell printed when this script ran. Where
-Chromium is installed, the page of the last pruning is taken as the journey's picture.
+Chromium is installed, the page of the last pruning is taken as the journey's picture, without what
+was timed: the text has the times of its own run. With `--pictures` nothing else is made.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from pictures import BROWSER, shoot
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "journeys"
 # Which result of a journey is shown, and what of its page is left out.
-_FIRST = "section ~ section { display: none }"
+_LATENCY = "section ~ section, h1 + p { display: none }"
+_FIRST = f"{_LATENCY} .sizes > :nth-child(3), .about {{ display: none }}"
 _CURVES = "h1, h1 + p, .figures, .sizes, .about, .notes, section:first-of-type { display: none }"
 _CURVES += " section:nth-of-type(n + 4) { display: none }"
 _CURVES += " h2 { margin-top: 0 } section + section { margin-top: 24px }"
@@ -34,7 +36,7 @@ _SIZE = (900, 1600)  # at most: pages are cut where they end
 PICTURES = {
     "cnn": ("result", _FIRST),
     "compare": ("result", _CURVES),
-    "deploy": ("result", _FIRST),
+    "deploy": ("result", _LATENCY),
     "encoder": ("result", _FIRST),
     "extend": ("mine", _FIRST),
     "finetune": ("second", _FIRST),
@@ -111,17 +113,20 @@ def picture(name: str, names: dict[str, Any]) -> None:
     shoot(names[variable].report, FOLDER / "pictures" / f"{name}.png", _SIZE, style=style)
 
 
-def main(chosen: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
+    pictures_alone = "--pictures" in words
+    chosen = [word for word in words if word != "--pictures"]
     for path in sorted(FOLDER.glob("*.py")):
         if chosen and path.stem not in chosen:
             continue
         content = cells(path.read_text(encoding="utf-8"))
-        path.with_suffix(".ipynb").write_text(notebook(content), encoding="utf-8")
         names: dict[str, Any] = {"__name__": "__main__"}
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             printed = list(run(content, names))
-        text = page(path.stem, content, printed)
-        path.with_suffix(".md").write_text(text, encoding="utf-8")
+        if not pictures_alone:
+            path.with_suffix(".ipynb").write_text(notebook(content), encoding="utf-8")
+            text = page(path.stem, content, printed)
+            path.with_suffix(".md").write_text(text, encoding="utf-8")
         print(f"{path.stem}: {sum(c.kind == 'code' for c in content)} cells of code")
         if BROWSER is not None:
             picture(path.stem, names)

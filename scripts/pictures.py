@@ -51,7 +51,7 @@ _NARROWEST = 500  # windows of Chromium are not narrower than this
 def browse(page: Path, *flags: str) -> None:
     """Open a page in Chromium, with its profile beside it."""
     if BROWSER is None:
-        sys.exit("error: no chromium on this machine; apt-get install chromium")
+        sys.exit("error: pages are taken by chromium, which is not found; install it")
     profile = f"--user-data-dir={page.parent / 'profile'}"
     command = [BROWSER, *FLAGS, profile, *flags, page.as_uri()]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
@@ -170,6 +170,7 @@ NO_SECONDS = "h1 + p { display: none }"
 # The table alone, with the groups of the first stages.
 OPEN = "h1, h1 + p, .figures, .sizes, .about, .notes { display: none } h2 { margin-top: 0 }"
 OPEN += " .closed:nth-of-type(1) tr:not(.head) { display: table-row }"
+OPEN += " .closed:nth-of-type(1) .fold::before { content: '▾' !important }"
 
 
 def deep() -> Report:
@@ -188,6 +189,8 @@ def language() -> Report:
 
 
 def main(reports_alone: bool) -> None:
+    if BROWSER is None or shutil.which("pdftoppm") is None:  # before the long work, not after it
+        sys.exit("error: pages are taken by chromium, printed ones drawn by pdftoppm; install both")
     shoot(lenet(), DOCS / "report.png", (1000, 880))
     many = deep()
     shoot(many, DOCS / "report-deep.png", (1000, 1060), dark=True, style=NO_SECONDS)

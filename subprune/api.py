@@ -357,6 +357,11 @@ def _finish(small: nn.Module, calibration: Calibration, done: Walk, options: Opt
     notes = sync_config(small, structure, kept, find_fields(calibration.model, structure))
     if options.uniform:
         notes += check_promise(small)
+    elif notes:
+        words = (
+            "from_pretrained cannot load the result, subprune.load can; {uniform=} cuts just what"
+        )
+        notes.append(Message(f"{words} the config can say", uniform=True))
     if done.refitted:
         layer, were = ("layer", "was") if len(done.refitted) == 1 else ("layers", "were")
         words = f"{len(done.refitted)} {layer} that lost no input {were} refitted too"

@@ -28,7 +28,7 @@ from subprune.program.record import not_taken
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
-from subprune.structure.choose import choose_groups
+from subprune.structure.choose import choose_groups, some
 from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
 
@@ -227,9 +227,14 @@ def _groups(calibration: Calibration, options: Options) -> Check:
     only, ignore, budgets = options.only, options.ignore, options.budgets
     structure = calibration.structure
     goal = "budgets" if options.keep is None else "keep"
-    chosen = choose_groups(
-        structure, calibration.model, only, ignore, _named(options), goal, options.streams
-    )
+    rest = (_named(options), goal, options.streams)
+    chosen = choose_groups(structure, calibration.model, only, ignore, *rest)
+    if ignore is not None and not chosen:
+        every = choose_groups(structure, calibration.model, only, None, *rest)
+        if every:
+            both = "{ignore=} leaves" if only is None else "{only=} and {ignore=} leave"
+            words = "nothing to prune: {ignore:name} fits all of {names}; omit some of it"
+            raise BudgetError(Message(f"{both} {words}", names=some([g.name for g in every])))
     tried = in_order([g for g in chosen if budgets is None or g.name in budgets])
     checked = check_groups(
         calibration.model, structure, tried, calibration.batches[0], options.multiple
@@ -279,7 +284,9 @@ def _check_run(calibration: Calibration) -> None:
         model_outputs(calibration.model, inputs)
     except StructureError as error:
         cause = error.__cause__
-        raise DataError(not_taken(inputs, "the calibration data", cause or error)) from error
+        raise DataError(
+            not_taken(calibration.model, inputs, "the calibration data", cause or error)
+        ) from error
 
 
 def _reasons(calibration: Calibration) -> str:

@@ -283,6 +283,15 @@ def _odd_labels(batches: Sequence[Batch]) -> Iterator[str]:
     if found and all(_one_hot(x) for x in found):
         yield "no accuracy was measured: the labels are one-hot; give class numbers, labels.argmax(1)"
     elif found and all(x.ndim == 1 and not x.is_floating_point() for x in found):
+        pairs = [(b.size, len(b.labels)) for b in batches if b.labels is not None]
+        uneven = next(((inputs, own) for inputs, own in pairs if inputs != own), None)
+        if uneven is not None:
+            inputs, own = uneven
+            yield (
+                f"no accuracy was measured: a batch of {inputs} inputs has {own} labels; give one "
+                "label for each input"
+            )
+            return
         low, high = min(int(x.min()) for x in found), max(int(x.max()) for x in found)
         yield (
             f"no accuracy was measured: the labels of the data, {low} to {high}, are not class "

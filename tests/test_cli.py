@@ -123,6 +123,13 @@ def test_help_has_examples(run: Run) -> None:
     assert "asym-in-change" in run("methods").out
 
 
+def test_switches_are_shown_without_a_value(run: Run) -> None:
+    for command in ([], ["prune"], ["experiment", "run"]):
+        shown = run(*command, "--help").out
+        assert "--help" in shown
+        assert "bool" not in shown.lower()
+
+
 # ---- models, weights and data --------------------------------------------------------------------
 
 

@@ -49,6 +49,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     np.savez("x.npz", x=images)
     np.savez("last.npz", x=images.transpose(0, 2, 3, 1))
     np.savez("named.npz", first=images, second=images)
+    np.save("objects.npy", np.array([{"a": 1}], dtype=object))
+    Path("text.txt").write_text("a line\n" * 10)
     return runner(monkeypatch, capsys)
 
 
@@ -83,7 +85,7 @@ MODELS = {
     "other.pt": ["is a file of weights", "--model file.py:callable --weights other.pt"],
     ".": ["is a folder without config.json", "save_pretrained"],
     "timm:": ["lacks a name after the colon", "timm:resnet50"],
-    "net.py:biuld": ["did you mean 'build'?"],
+    "net.py:biuld": ["there is no 'biuld' in net.py; did you mean 'build'?"],
     "broken.py:f": ["importing broken.py failed", "'no_such_library'", "broken.py, line 1"],
     "syntax.py:f": ["importing syntax.py failed: SyntaxError", "syntax.py, line 1"],
     "net.py:number": ["must give a torch.nn.Module", "an object of type int"],
@@ -106,7 +108,14 @@ DATA = {
     "junk.npz": ["is damaged or not what its name says", "save or download it again"],
     "net.py": ["is a Python file", "net.py:NAME"],
     "last.npz": ["channels, height, width", "permute(0, 3, 1, 2)"],
-    "named.npz": ["passed by their names, here first, second"],
+    "named.npz": [
+        "passed by their names, here first, second",
+        "its forward takes input",
+        "forward=",
+    ],
+    "objects.npy": ["holds Python objects", "allowed are numbers"],
+    "list.pt": ["looks like a file of torch.save", "numpy.savez("],
+    "text.txt": ["a model that takes tokens", "tokenizer: give its folder as --tokenizer"],
 }
 
 
@@ -158,6 +167,32 @@ PYTHON: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
         lambda m, x: subprune.prune(m, x, keep=0.5, method=lambda view: 3),
         "must be the numbers of its units, best first, got an object of type int",
     ),
+    "no such group": (
+        lambda m, x: subprune.prune(m, x, keep=0.5, only="nope"),
+        "neither a group nor a module; the groups are 0; allowed",
+    ),
+    "all of it ignored": (
+        lambda m, x: subprune.prune(m, x, keep=0.5, ignore="*"),
+        "ignore= leaves nothing to prune: ignore fits all of 0; omit some of it",
+    ),
+    "a percentage without its sign": (
+        lambda m, x: subprune.prune(m, x, params=10),
+        "params=10 cannot be reached.*; for a share, give params='10%'$",
+    ),
+    "wider than any layer": (
+        lambda m, x: subprune.prune(m, x, compression=2, round_to=64),
+        "the smallest width of every group that round_to=64 allows 212 are left",
+    ),
+    "words that it does not know": (
+        lambda m, x: subprune.prune(
+            nn.Sequential(nn.Embedding(4, 8), m), torch.full((16, 2), 9), keep=0.5
+        ),
+        "tokens have to be those of the model's own tokenizer",
+    ),
+    "fractions instead of words": (
+        lambda m, x: subprune.prune(nn.Sequential(nn.Embedding(4, 8), m), x, keep=0.5),
+        "looks its inputs up in a table.*; give whole numbers",
+    ),
     "nothing to prune": (lambda m, x: subprune.prune(m[0], x, keep=0.5), "the model itself: "),
     "a model to recover": (lambda m, x: subprune.recover(m, x), "result, not result.model"),
     "no file": (lambda m, x: subprune.load(m, "none.safetensors"), "is not a file"),
@@ -207,6 +242,13 @@ def test_labels_that_are_no_classes_are_not_dropped_in_silence() -> None:
     report = subprune.prune(network().eval(), (x, labels % 4), keep=0.5, progress=False).report
     assert report.accuracy is not None
     assert not any("labels of the data" in note for note in report.notes)
+
+
+def test_labels_of_another_length_are_named() -> None:
+    x, labels = torch.randn(64, 8), torch.arange(64) % 4
+    report = subprune.prune(network().eval(), [(x, labels[:60])], keep=0.5, progress=False).report
+    assert report.accuracy is None
+    assert any("a batch of 64 inputs has 60 labels" in note for note in report.notes)
 
 
 def test_nan_is_found_input_by_input() -> None:

@@ -52,6 +52,8 @@ def test_a_config_without_head_size_is_reported() -> None:
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**COMMON)).eval()
     result = subprune.prune(model, {"input_ids": IDS["input_ids"]}, keep=0.5)
     assert any("cannot express fewer heads" in n for n in result.report.notes)
+    said = "from_pretrained cannot load the result, subprune.load can; uniform=True cuts just what"
+    assert any(said in n for n in result.report.notes)
     assert result.model.config.intermediate_size == 24
 
 

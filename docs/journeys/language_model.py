@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A language model
 #
-# The same for a causal language model: heads and MLP neurons go, perplexity before and after is measured, and the result
+# The same for a causal language model: heads and MLP neurons can go, perplexity before and after is measured, and the result
 # loads with `from_pretrained`. So that the figures mean something offline, this page first teaches a tiny LLaMA a
 # made-up language of 16 words, which takes seconds.
 

@@ -228,7 +228,7 @@ class _UnitLimit(Limit):
     def size(self, cost: CostModel, counts: Any) -> int:
         return sum(counts.values())
 
-    def check(self, cost: CostModel, smallest: Any) -> None:
+    def check(self, cost: CostModel, smallest: Any, round_to: int = 1) -> None:
         if sum(smallest.values()) > self.most:
             raise BudgetError(
                 f"{self.asked} allows {self.most} units, fewer than one for each of "

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from subprune.cli.switches import App
 from subprune.errors import OptionError, SubpruneError
 from subprune_paper import cells as running
 from subprune_paper.config import Config, read_config, shipped_names
@@ -46,7 +47,7 @@ _EXAMPLES = """Examples:
   subprune experiment status smoke
   subprune experiment report smoke
 """
-app = typer.Typer(
+app = App(
     epilog=_EXAMPLES,
     help=f"Grids of pruning runs: start, stop, resume, report. Shipped: {', '.join(shipped_names())}.",
     no_args_is_help=True,

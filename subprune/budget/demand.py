@@ -127,7 +127,7 @@ class Demand:
     def check(self) -> None:
         """Refuse a goal that no budget meets, before anything is computed."""
         if self.goal.limits_size:
-            self.limit.check(self.cost, self.smallest())
+            self.limit.check(self.cost, self.smallest(), self.rounding.to)
 
     def smallest(self) -> Counts:
         """The smallest number of units of every group."""

@@ -93,12 +93,14 @@ class Limit:
             return False
         return all(limit.fits(cost, counts) for limit in self.others)
 
-    def check(self, cost: CostModel, smallest: Mapping[str, int]) -> None:
-        """Refuse a goal that even one unit per group does not meet, and name the nearest that can
-        be.
+    def check(self, cost: CostModel, smallest: Mapping[str, int], round_to: int = 1) -> None:
+        """Refuse a goal that even the smallest number of units per group does not meet, and name
+        the nearest that can be.
+
+        round_to: what these numbers are multiples of.
         """
         for limit in self.others:
-            limit.check(cost, smallest)
+            limit.check(cost, smallest, round_to)
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.most:
             quantity = "parameters" if self.quantity == "params" else "FLOPs"
@@ -108,18 +110,31 @@ class Limit:
             raise BudgetError(
                 Message(
                     "{asked} cannot be reached: it allows {limit:,} {words}, and with the smallest "
-                    "width of every group {least:,} are left; the nearest feasible ratio is "
-                    "{ratio:.2f}, or {share:.1%} of the {quantity}",
+                    "width of every group{rounded} {least:,} are left; the nearest feasible ratio is "
+                    "{ratio:.2f}, or {share:.1%} of the {quantity}{hint}",
                     asked=self.asked,
                     limit=self.most // self.inputs,
                     words=words,
+                    rounded=Message(" that {round_to=} allows", round_to=round_to)
+                    if round_to > 1
+                    else "",
                     least=least // self.inputs,
                     # rounded to the side on which they can be met
                     ratio=(100 * full // least) / 100,
                     share=-(-1000 * least // full) / 1000,
                     quantity=quantity,
+                    hint=self._hint(),
                 )
             )
+
+    def _hint(self) -> str | Message:
+        """What else may have been meant: 50% by a small number."""
+        value = self.asked.parts.get(self.quantity) if isinstance(self.asked, Message) else None
+        if not isinstance(value, int | float) or value > 100:
+            return ""
+        return Message(
+            f"; for a share, give {{{self.quantity}=}}", **{self.quantity: f"{value:g}%"}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from subprune.cli import demo, evaluate, export, inspect, methods, prune, report
 from subprune.cli.blame import cause, in_own_code, place
 from subprune.cli.console import err, out
 from subprune.cli.plugins import add_commands
+from subprune.cli.switches import App
 from subprune.cli.torchrun import rank_here
 from subprune.errors import SubpruneError
 from subprune.keywords import RENAMED
@@ -26,7 +27,7 @@ from subprune.report.versions import VERSION
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = App(
     help=(
         "One-shot structured pruning: a smaller dense network in seconds to minutes, "
         "without labels or fine-tuning."

@@ -15,7 +15,7 @@ from subprune.cli.models import Loaded, call, find_callable
 from subprune.errors import OptionError, closest
 from subprune.reading.arrays import IMAGES
 from subprune.reading.pixels import Pixels
-from subprune.reading.reader import ARRAYS, KINDS, Reader
+from subprune.reading.reader import ARRAYS, KINDS, Reader, refuse_tensors
 from subprune.reading.records import FILES
 from subprune.reading.sentences import SUFFIXES
 from subprune.zoo.datasets import (
@@ -99,6 +99,7 @@ def load_data(choice: DataChoice) -> Any:
             f"{option} {spec!r} is a Python file; name the function in it that gives the data, "
             f"{spec}:NAME"
         )
+    refuse_tensors(option, spec)
     what = "cannot be read" if path.exists() else "is not a data set by name, a file or a folder"
     raise OptionError(
         f"{option} {spec!r} {what}: {closest(spec, dataset_names())}give {', '.join(dataset_names())}, a "

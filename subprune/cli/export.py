@@ -65,6 +65,8 @@ def export(
         return
     for d in done:
         print_text(str(d))
+    files = " and ".join(str(folder / d.path) for d in done)
+    say(f"{files} {'was' if len(done) == 1 else 'were'} written.")
 
 
 def _saved_model(path: Path) -> Path:

@@ -131,7 +131,8 @@ def find_callable(spec: str, option: str) -> Any:
             [n for n in vars(item) if not n.startswith("_")] if isinstance(item, ModuleType) else []
         )
         raise OptionError(
-            f"{option} {spec}: {closest(name, names)}there is no {name!r} in {place}"
+            f"{option} {spec}: there is no {name!r} in {place}; "
+            f"{closest(name, names) or 'check the name'}".rstrip()
         ) from error
     except (Exception, SystemExit) as error:
         raise OptionError(f"{option} {spec}: {_not_imported(place, error)}") from error

@@ -136,7 +136,7 @@ def as_part(option_name: str) -> dict[str, Any]:
             return value
         if isinstance(value, str) and value in table:
             return table[value]
-        words = f"{{{option_name}=}}: {{hint}}allowed are {{allowed}}, or an object of that kind"
+        words = f"{{{option_name}=}}: {{hint}}allowed are {{allowed}}, or in Python an object of that kind"
         hint, allowed = closest(str(value), table), ", ".join(table)
         raise OptionError(Message(words, **{option_name: value}, hint=hint, allowed=allowed))
 

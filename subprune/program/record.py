@@ -8,6 +8,7 @@ replayed on real tensors from any point to any other, with any values for the pa
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -373,10 +374,10 @@ def record_given(model: nn.Module, inputs: Inputs, what: str) -> Program:
     except SubpruneError:
         raise
     except Exception as error:
-        raise DataError(not_taken(inputs, what, error)) from error
+        raise DataError(not_taken(model, inputs, what, error)) from error
 
 
-def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
+def not_taken(model: nn.Module, inputs: Inputs, what: str, error: BaseException) -> str:
     """In words, that the model cannot be called."""
     args, kwargs = inputs
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -386,11 +387,11 @@ def not_taken(inputs: Inputs, what: str, error: BaseException) -> str:
         f"the model cannot be called with {what} (shapes {shapes}): "
         f"{type(error).__name__}: {first_line}; give inputs as its forward takes them, "
         "with the batch first"
-        f"{_hint(inputs, first_line)}"
+        f"{_hint(model, inputs, first_line)}"
     )
 
 
-def _hint(inputs: Inputs, text: str) -> str:
+def _hint(model: nn.Module, inputs: Inputs, text: str) -> str:
     """What is likely to be wrong, where inputs or the model's own words show it."""
     args, kwargs = inputs
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
@@ -399,12 +400,29 @@ def _hint(inputs: Inputs, text: str) -> str:
             ": images are (batch, channels, height, width), and x.permute(0, 3, 1, 2) makes them so"
         )
     if "unexpected keyword argument" in text:
-        return f": arrays and dicts are passed by their names, here {', '.join(kwargs)}"
+        return (
+            f": arrays and dicts are passed by their names, here {', '.join(kwargs)}, and its "
+            f"forward takes {_arguments(model) or 'nothing'}; rename them, or say with forward= "
+            "which of them are its arguments"
+        )
+    if "argument #1 'indices'" in text:
+        return ": it looks its inputs up in a table, such as that of its words; give whole numbers"
     whole = [x for x in tensors if not x.is_floating_point()]
+    if whole and "index out of range" in text:
+        return (
+            ": a number in them is too large for a table that it is looked up in; tokens have to "
+            "be those of the model's own tokenizer"
+        )
     if whole and ("dtype" in text or "Input type" in text):
         bytes_ = ", for bytes of images x.float() / 255" if whole[0].dtype is torch.uint8 else ""
         return f": whole numbers may have to be made fractions, x.float(){bytes_}"
     return ""
+
+
+def _arguments(model: nn.Module) -> str:
+    """Names of what its forward takes, the first few of them."""
+    names = list(inspect.signature(model.forward).parameters)
+    return f"{', '.join(names[:6])}{', …' if len(names) > 6 else ''}"
 
 
 def as_inputs(example: Any) -> Inputs:

@@ -51,6 +51,8 @@ def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
         raise
     except Exception as error:  # the readers below raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
+        if "Python objects" in text:
+            raise DataError(f"{path} holds Python objects; allowed are numbers") from error
         raise DataError(
             f"{path} is damaged or not what its name says ({type(error).__name__}: {text}); save "
             "or download it again"

@@ -27,7 +27,7 @@ from subprune.reading.sentences import (
     windows,
 )
 
-__all__ = ["ARRAYS", "KINDS", "Reader", "from_path", "read_data"]
+__all__ = ["ARRAYS", "KINDS", "Reader", "from_path", "read_data", "refuse_tensors"]
 
 ARRAYS = (".npy", ".npz", ".safetensors")
 KINDS = (
@@ -111,6 +111,15 @@ def from_path(
         raise type(error)(Message(words, problem=error.message)) from error
 
 
+def refuse_tensors(option: str, path: str) -> None:
+    """Say what to do with tensors that torch.save wrote: reading pickles can run code."""
+    if Path(path).suffix in (".pt", ".pth") and Path(path).is_file():
+        raise DataError(
+            f"{option} {path!r} looks like a file of torch.save, which is not read as data; save "
+            "the tensors again, by numpy.savez('inputs.npz', inputs=x.numpy())"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reader:
     """A source, and how it is read."""
@@ -132,6 +141,7 @@ class Reader:
         if path.is_dir():
             return self._table(read_dataset(path)) if is_dataset(path) else self._folder(path)
         if path.suffix not in (*ARRAYS, *SUFFIXES, *FILES):
+            refuse_tensors(self.option, self.path)
             absent = "" if path.exists() else ": there is no such file or folder"
             raise DataError(f"{self.option} {self.path!r} cannot be read{absent}; give a {KINDS}")
         if not path.is_file():

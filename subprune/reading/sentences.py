@@ -104,7 +104,10 @@ def as_tokenizer(given: Any) -> Any:
     """A tokenizer itself, or the one of a folder; nothing is fetched from anywhere."""
     if given is None:
         raise OptionError(
-            Message("a text is read with a tokenizer: give its folder as {tokenizer=}")
+            Message(
+                "a model that takes tokens reads a text with a tokenizer: give its folder as "
+                "{tokenizer=}"
+            )
         )
     if not isinstance(given, str | Path):
         if not callable(given):

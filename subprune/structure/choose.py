@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from subprune.messages import Message, joined
 if TYPE_CHECKING:
     from subprune.structure.groups import Group, Structure
 
-__all__ = ["as_items", "choose_groups"]
+__all__ = ["as_items", "choose_groups", "some"]
 
 _ALLOWED = (
     "a group name, a module name, one with wildcards (*, ?, […]), 're:' and a regular expression, "
@@ -172,7 +172,7 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
     if not text.startswith("re:") and not any(c in text for c in "*?["):
         hint = closest(text, names)
         what = f"names {text!r}, which is neither a group nor a module"
-        raise _wrong(option, f"{what}; {hint}allowed is {_ALLOWED}")
+        raise _wrong(option, f"{what}; {hint}{_known(structure)}; allowed is {_ALLOWED}")
     try:
         pattern = re.compile(text[3:] if text.startswith("re:") else fnmatch.translate(text))
     except re.error as error:
@@ -180,10 +180,18 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
         raise _wrong(option, what) from None
     groups, matching = (frozenset(filter(pattern.search, x)) for x in (structure.names, modules))
     if not groups and not matching:
-        shown = ", ".join([*structure.names[:8], *(["…"] if len(structure.names) > 8 else [])])
         what = f"holds {text!r}, which matches no group and no module"
-        raise _wrong(option, f"{what}; the groups are {shown}")
+        raise _wrong(option, f"{what}; {_known(structure)}")
     return _Match(groups, matching)
+
+
+def _known(structure: Structure) -> str:
+    return f"the groups are {some(structure.names)}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them."""
+    return ", ".join([*names[:8], *(["…"] if len(names) > 8 else [])])
 
 
 def _wrong(option: str, what: str) -> OptionError:
