@@ -7,7 +7,7 @@ Every workload runs in a process of its own, by the benchmarks of its own checko
 the repeats counts: whatever else the machine does can only add to it. On a machine that is busy all
 the time, --cpu counts CPU seconds of one thread instead. Rows go to
 benchmarks/results/before-after.csv, with the commits of both; those of workloads that were not
-asked for stay.
+asked for stay. A workload that one of them does not have is left out.
 """
 
 from __future__ import annotations
@@ -49,6 +49,21 @@ def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
+def known(checkout: Path) -> set[str]:
+    """The workloads that a checkout has."""
+    script = "import json, sys; sys.path.insert(0, 'benchmarks'); import workloads; "
+    paths = [str(checkout.resolve()), str((checkout / "paper").resolve())]
+    run = subprocess.run(
+        [sys.executable, "-c", f"{script} print(json.dumps(list(workloads.WORKLOADS)))"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
 def commit(checkout: Path) -> str:
     """Which commit a checkout is of, and whether it was changed; empty if it is not known."""
     words = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
@@ -86,7 +101,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="CPU seconds of one thread")
     options = parser.parse_args()
-    parts = [w for w in WORKLOADS if not options.only or w.startswith(tuple(options.only))]
+    both = known(options.old) & known(options.new)
+    asked = tuple(options.only or [""])
+    parts = [w for w in WORKLOADS if w in both and w.startswith(asked)]
     rows: dict[str, dict[str, Any]] = {}
     if ROWS.is_file():
         with ROWS.open(newline="") as file:
