@@ -91,7 +91,9 @@ def _held(model: nn.Module, data: Any, options: Options) -> Calibrated:
         progress_bar({"setup": 1}, _shown(options, ranks)) as tick,
     ):
         tick("reading data")
-        return _read(model, data, options, keep=True)
+        held = _read(model, data, options, keep=True)
+        ranks.share(None)  # nobody goes on to the first goal if one could not read
+        return held
 
 
 @several_goals(GOALS, Options, _held, Calibrated)
@@ -197,6 +199,7 @@ def _calibrated(model: nn.Module, data: Any, options: Options) -> Calibrated:
         tick.plan(budgets=demand.steps(), pruning=0, check=0, measuring=0)
         tick.enter("budgets")
         demand.counts()
+        ranks.share(None)  # what has ended the call of one rank ends that of all
         return held
 
 

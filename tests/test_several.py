@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rank_jobs import job
 from torch import Tensor, nn
 
 import subprune
@@ -124,6 +128,27 @@ def test_an_iterator_is_read_once() -> None:
     both = subprune.prune(net, stream(), compression=[1.5, 3], **QUIET)
     by_itself = subprune.prune(net, stream(), compression=3, **QUIET)
     assert same(both[1], by_itself)
+
+
+def two_goals(rank: int) -> int:
+    """The first rank's data ends in an error, when the other has read its own."""
+
+    def broken() -> Iterator[Tensor]:
+        time.sleep(1)
+        yield from ()
+        raise ValueError("no more data")
+
+    data = images() if rank else broken()
+    return len(subprune.prune(model(), data, compression=[1.5, 3], **QUIET))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="ranks are forked")
+def test_a_rank_that_cannot_read_its_data_ends_the_call_of_all(tmp_path: Path) -> None:
+    began = time.monotonic()
+    first, other = job(2, two_goals, tmp_path)
+    assert "no more data" in str(first.error)
+    assert "rank 0 of the job has ended the call" in str(other.error)
+    assert time.monotonic() - began < 60  # and not when joining takes too long
 
 
 def test_what_was_settled_stays() -> None:
