@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from subprune.budget.cache import fingerprint
 from subprune.budget.latency import by_latency
@@ -37,6 +38,7 @@ from subprune.statistics.batchnorm import recalibrate
 
 if TYPE_CHECKING:
     from subprune.budget.demand import Demand
+    from subprune.data.batches import Taken
     from subprune.loop.journal import Journal
     from subprune.program.ranks import Ranks
     from subprune.progress import Step
@@ -60,8 +62,8 @@ def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:
     layers) shares what does not depend on them.
 
     Args:
-        model: as for `prune`. Its weights must not change before it is pruned.
-        data: as for `prune`. An iterator is read once.
+        model: as for `prune`. It must not change before it is pruned.
+        data: as for `prune`. An iterator is read once; tensors are not copied, and must not change.
         **options: as for `prune`, but for the goal.
 
     Returns:
@@ -78,7 +80,23 @@ def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:
     return _calibrated(model, data, **{**options, GOALS[0]: 1.0})
 
 
-@several_goals(GOALS, calibrate, Calibrated)
+@takes(Options)
+@given_back
+def _held(model: nn.Module, data: Any, options: Options) -> Calibrated:
+    """The inputs alone, for several goals, of which this is the first."""
+    use_threads(options.threads)
+    check_model(model)
+    with (
+        sharing(options.distributed) as ranks,
+        progress_bar({"setup": 1}, _shown(options, ranks)) as tick,
+    ):
+        tick("reading data")
+        held = _read(model, data, options, keep=True)
+        ranks.share(None)  # nobody goes on to the first goal if one could not read
+        return held
+
+
+@several_goals(GOALS, Options, _held, Calibrated)
 @takes(Options)
 @given_back
 def prune(model: nn.Module, data: Any, options: Options) -> Result:
@@ -176,11 +194,12 @@ def _calibrated(model: nn.Module, data: Any, options: Options) -> Calibrated:
         progress_bar(_stages(options), _shown(options, ranks)) as tick,
     ):
         tick("reading data")
-        held = _read(model, data, options, _digest(model))
+        held = _read(model, data, options, keep=True)
         demand = _ready(model, held, options, tick, Stopwatch(), ranks).demand
         tick.plan(budgets=demand.steps(), pruning=0, check=0, measuring=0)
         tick.enter("budgets")
         demand.counts()
+        ranks.share(None)  # what has ended the call of one rank ends that of all
         return held
 
 
@@ -193,11 +212,14 @@ def _fitting(model: nn.Module, data: Any, options: Options) -> Options:
             f"these inputs were calibrated for another {type(data.model).__name__}: call "
             "subprune.calibrate with this model"
         )
-    if data.state != _digest(model):
-        raise OptionError(
-            "the model's weights have changed since its inputs were calibrated: call "
-            "subprune.calibrate again"
-        )
+    for what, now, then in zip(
+        ("model or its weights", "inputs"), _state(model, data), data.state, strict=True
+    ):
+        if now != then:
+            raise OptionError(
+                f"the {what} have changed since the inputs were calibrated: call "
+                "subprune.calibrate again"
+            )
     settled: dict[str, Any] = {
         "n_samples": data.n_samples,
         "forward": data.forward,
@@ -234,9 +256,18 @@ def _ready(
     return make_ready(held, others, options, tick, watch, ranks)
 
 
-def _read(model: nn.Module, data: Any, options: Options, state: str = "") -> Calibrated:
+def _read(model: nn.Module, data: Any, options: Options, *, keep: bool = False) -> Calibrated:
+    """keep: for later calls, before which somebody may change the model or the inputs."""
     read = from_path(data, model, options.n_samples, options.seed)
-    return Calibrated.of(model, read, options, state)
+    held = Calibrated.of(model, read, options)
+    return replace(held, state=_state(model, held)) if keep else held
+
+
+def _state(model: nn.Module, held: Taken) -> tuple[str, str]:
+    """Hashes of the model and of the inputs: of all that what is made of them depends on."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    parts = [x for b in held.batches for x in tree_flatten((b.inputs, b.labels))[0]]
+    return fingerprint(repr(model), *(x for pair in tensors for x in pair)), fingerprint(*parts)
 
 
 def _stages(options: Options) -> dict[str, int]:

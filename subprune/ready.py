@@ -33,6 +33,8 @@ from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
+    from subprune.data.batches import Batch
+    from subprune.loop.recipe import Recipe
     from subprune.measure.stopwatch import Stopwatch
     from subprune.options.options import Options
     from subprune.program.ranks import Ranks
@@ -52,11 +54,11 @@ class Calibrated(Taken):
     n_samples: int | str | None
     forward: Callable[[Any], Any] | None
     seed: int
-    state: str = ""  # a hash of the model's tensors; empty: nobody can have changed them
+    state: tuple[str, str] = ("", "")  # hashes of model and inputs, where calls are to share them
     _made: list[tuple[Any, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, data: Any, options: Options, state: str = "") -> Calibrated:
+    def of(cls, model: nn.Module, data: Any, options: Options) -> Calibrated:
         """Draw and check the inputs."""
         count, seed, forward = options.n_samples, options.seed, options.forward
         taken = take(data, model, count, forward=forward, seed=seed)
@@ -67,7 +69,6 @@ class Calibrated(Taken):
             n_samples=count,
             forward=forward,
             seed=seed,
-            state=state,
         )
 
     def once(self, key: Any, make: Callable[[], Made]) -> Made:
@@ -139,7 +140,7 @@ def make_ready(
     tick("trying the cuts")
     chosen = (recorded, _choice(options))
     tried = held.once(("tried", chosen), lambda: _try(dense, options))
-    asked = (chosen, recipe, *map(Same, others))
+    asked = (chosen, _recipe(recipe), _own(options.allocator), *map(Same, others))
     # What selectors and allocators remember holds for these groups and this recipe.
     cache, memory = held.once(("looks", asked), lambda: (dict[str, Any](), dict[Any, Any]()))
     calibration = replace(tried.calibration, ranks=ranks, cache=cache)
@@ -148,7 +149,10 @@ def make_ready(
         tick("reading the other data")
 
     def more(x: Any) -> Calibration | None:
-        return held.once(("more", recorded, Same(x)), lambda: _more(dense, x, options.forward))
+        read = held.once(("other data", Same(x)), lambda: _other(x, model, options.forward))
+        if read is None:
+            return None
+        return held.once(("more", recorded, Same(x)), lambda: dense.on(read))
 
     pool, verification = map(more, others)
     watch.lap("reading data")
@@ -184,9 +188,26 @@ def make_ready(
 
 def _choice(options: Options) -> tuple[Any, ...]:
     """What it depends on which groups are pruned, and to which widths they are tried."""
+    where = [None if x is None else [*map(_own, x)] for x in (options.only, options.ignore)]
+    names = list(_named(options))
     goal = "budgets" if options.keep is None else "keep"
     widths = (options.streams, options.uniform, options.multiple)
-    return (options.only, options.ignore, *widths, goal, list(_named(options)))
+    return (where, widths, (goal, names) if names else None)
+
+
+def _recipe(recipe: Recipe) -> tuple[Any, ...]:
+    """The recipe as a part of a key."""
+    parts = (recipe.target, recipe.selector, recipe.fit, recipe.drift)
+    rest = (recipe.refine, recipe.name, recipe.named)
+    return (*map(_own, parts), recipe.selector.version, *rest)
+
+
+def _own(x: Any) -> Any:
+    """As a part of a key: an object of another's class equals itself alone, since nobody knows
+    what its class compares.
+    """
+    known = isinstance(x, str) or type(x).__module__.partition(".")[0] in ("builtins", "subprune")
+    return x if known else Same(x)
 
 
 def _try(recorded: Calibration, options: Options) -> _Tried:
@@ -210,14 +231,9 @@ def _unfelt(demand: Demand) -> list[str]:
     return ["the model's output has no gradients: errors of all its layers count equally"]
 
 
-def _more(
-    calibration: Calibration, data: Any, forward: Callable[[Any], Any] | None
-) -> Calibration | None:
+def _other(data: Any, model: nn.Module, forward: Callable[[Any], Any] | None) -> list[Batch] | None:
     """Other data for the same model, all of it."""
-    if data is None:
-        return None
-    model = calibration.model
-    return calibration.on(batches(data, model, None, forward=forward))
+    return None if data is None else batches(data, model, None, forward=forward)
 
 
 def _groups(calibration: Calibration, options: Options) -> Check:

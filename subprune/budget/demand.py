@@ -54,7 +54,8 @@ class Demand:
     """What is asked for, and everything an allocator may look at.
 
     Looks at the network are calls, and each is made once: `remember` keeps what they gave, also for
-    demands made from this one with another goal or fewer groups.
+    demands made from this one with another goal or fewer groups. What those look at, they keep to
+    themselves.
     """
 
     setting: Setting
@@ -158,7 +159,8 @@ class Demand:
         """The same without some groups."""
         others = tuple(g for g in self.groups if g.name not in names)
         setting = replace(self.setting, groups=others)
-        return replace(self, setting=setting, ties=self.ties.without(names))
+        memory = dict(self.memory)  # a look at fewer groups is not one at all of them
+        return replace(self, setting=setting, ties=self.ties.without(names), memory=memory)
 
 
 class Tied(Demand):

@@ -87,10 +87,11 @@ def take(
     aside. `forward` turns an item into the model's arguments (a tensor, tuple or dict) where these
     conventions do not fit. Fractions are cast to the model's precision.
     """
-    if isinstance(data, Taken):  # read already
-        return data
-    tokens = token_limit(n_samples)
     dtype, remarks = model_dtype(model), dict[str, None]()
+    if isinstance(data, Taken):  # read already, perhaps for a model of another type
+        known = [_to(_cast(batch, dtype)[0], device) for batch in data.batches]
+        return Taken(known, data.remarks)
+    tokens = token_limit(n_samples)
 
     def convert(item: Any) -> Batch:
         batch, cast = _cast(_batch(item, model, forward), dtype)

@@ -17,6 +17,7 @@ __all__ = ["several_goals"]
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
+Goals = list[Any] | tuple[Any, ...]
 
 
 class ForGoals(Protocol[Given, Answer]):
@@ -24,12 +25,37 @@ class ForGoals(Protocol[Given, Answer]):
 
     @overload
     def __call__(
-        self, model: nn.Module, data: Any, *, compression: Sequence[float], **more: Any
+        self, model: nn.Module, data: Any, *, compression: Goals, **more: Any
     ) -> list[Answer]: ...
 
     @overload
     def __call__(
-        self, model: nn.Module, data: Any, *, speedup: Sequence[float], **more: Any
+        self, model: nn.Module, data: Any, *, speedup: Goals, **more: Any
+    ) -> list[Answer]: ...
+
+    @overload
+    def __call__(
+        self, model: nn.Module, data: Any, *, params: Goals, **more: Any
+    ) -> list[Answer]: ...
+
+    @overload
+    def __call__(
+        self, model: nn.Module, data: Any, *, flops: Goals, **more: Any
+    ) -> list[Answer]: ...
+
+    @overload
+    def __call__(
+        self, model: nn.Module, data: Any, *, latency: Goals, **more: Any
+    ) -> list[Answer]: ...
+
+    @overload
+    def __call__(
+        self, model: nn.Module, data: Any, *, keep: Goals, **more: Any
+    ) -> list[Answer]: ...
+
+    @overload
+    def __call__(
+        self, model: nn.Module, data: Any, *, budgets: Goals, **more: Any
     ) -> list[Answer]: ...
 
     @overload
@@ -39,10 +65,11 @@ class ForGoals(Protocol[Given, Answer]):
 
 
 def several_goals(
-    goals: Sequence[str], calibrate: Callable[..., Any], calibrated: type
+    goals: Sequence[str], options: Callable[..., Any], hold: Callable[..., Any], held: type
 ) -> Callable[[Callable[Concatenate[nn.Module, Any, Given], Answer]], ForGoals[Given, Answer]]:
-    """Let one of the goals be a list. `calibrate` does what all of them have in common; it makes an
-    object of the class `calibrated`, which goes where data goes.
+    """Let one of the goals be a list. `options` makes a record of keywords, or refuses them. `hold`
+    reads the data into an object of the class `held`, which goes where data goes and keeps what
+    the first goal has found out.
     """
 
     def decorate(
@@ -64,11 +91,15 @@ def several_goals(
             except TypeError:  # refused there, in words
                 return one(*args, **{**given, name: values[0]})
             model, data = bound.pop("model"), bound.pop("data")
-            if not isinstance(data, calibrated):
-                others = {n: x for n, x in bound.items() if n not in goals}
-                data = calibrate(model, data, **others)
-            each = [{**bound, name: value} for value in values]
-            return [one(model, data, **options) for options in each]
+            # All goals are refused before any work; what can be read only once is read here.
+            first = options(**{**bound, name: values[0]})
+            kept = {n: getattr(first, n) for n in bound}
+            each = [{**kept, name: value} for value in values]
+            for others in each[1:]:
+                options(**others)
+            if not isinstance(data, held):
+                data = hold(model, data, **each[0])
+            return [one(model, data, **asked) for asked in each]
 
         return call
 

@@ -19,6 +19,7 @@ from subprune.keywords import must_be
 from subprune.messages import Message, listed
 from subprune.options.options import Options
 from subprune.plan import history_of
+from subprune.ready import Calibrated
 
 __all__ = ["Round", "Rounds", "prune_in_rounds"]
 
@@ -100,6 +101,11 @@ def prune_in_rounds(
         raise OptionError(
             "the data is a generator, which is used up after one round; give a list, a data set or "
             "a loader"
+        )
+    if isinstance(data, Calibrated):
+        raise OptionError(
+            "what calibrate made is for one model, and every round prunes another: give the data "
+            "itself"
         )
     call = {"goal": asked, "rounds": rounds, "options": _settings(chosen)}
     state = _State.begin(None if folder is None else Path(folder), model, call)
