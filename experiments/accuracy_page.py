@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from importlib.resources import files
 from pathlib import Path
 from statistics import mean
 
@@ -15,7 +16,7 @@ PAGE = HERE.parent / "docs" / "results-accuracy.md"
 RESULTS = HERE / "results"
 RATIOS = (2, 4, 8, 16, 32)
 
-PUBLISHED = HERE.parent / "paper" / "subprune_paper" / "paper_tables.csv"
+PUBLISHED = files("subprune_paper") / "paper_tables.csv"
 
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->"
 
@@ -30,7 +31,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 def published() -> list[str]:
     """The paper's own figures, without fine-tuning: its best variant, and the best at each ratio."""
-    with PUBLISHED.open(newline="") as file:
+    with PUBLISHED.open() as file:
         own = [
             r for r in csv.DictReader(file) if r["model"] == "resnet56" and r["finetuned"] == "0"
         ]

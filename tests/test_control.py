@@ -87,7 +87,8 @@ def test_shares_by_name_wildcard_kind_and_default(
         ("150%", "at most 1"),
         ("half", "got 'half'"),
         (True, "got True"),
-        ([0.5], "above 0"),
+        ({"fc": [0.5]}, "above 0"),
+        ([0], "above 0"),  # a list of goals
         ({"layer1.9": 0.5}, "did you mean"),
     ],
 )

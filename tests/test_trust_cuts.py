@@ -22,7 +22,7 @@ from zoo_odd import Noisy
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
-from subprune import api, forecast, inspect, prune
+from subprune import api, forecast, inspect, prune, ready
 from subprune.budget.goal import Rounding
 from subprune.cutting import check, surgery, twin
 from subprune.cutting.check import check_groups
@@ -339,7 +339,7 @@ def test_groups_to_blame_are_found_after_the_work(monkeypatch: pytest.MonkeyPatc
     been asked for.
     """
     monkeypatch.setattr(
-        api, "check_groups", lambda model, structure, groups, *rest: check.Check(tuple(groups))
+        ready, "check_groups", lambda model, structure, groups, *rest: check.Check(tuple(groups))
     )
     model, _ = STUBBORN["hard-coded"].build()
     x = torch.randn(64, 6)
