@@ -24,12 +24,24 @@ from typing import Any
 ROWS = Path(__file__).parent / "results" / "before-after.csv"
 
 
-# The benchmarks of either checkout, with the clock that they read counting CPU seconds.
-CPU_CLOCK = (
-    "import pathlib, runpy, sys, time; time.perf_counter = time.process_time; del sys.argv[0]; "
-    "sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent)); "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+# The benchmarks of either checkout, with the clock that they read counting CPU seconds, and work of
+# less than a second done several times: a single run of it says little.
+CPU_CLOCK = """
+import pathlib, runpy, sys, time
+time.perf_counter = time.process_time
+del sys.argv[0]
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+import machine
+once = machine.timed
+
+def timed(work):
+    seconds, outcome = once(work)
+    again = [once(work)[0] for _ in range(10 if seconds < 1 else 0)]
+    return min([seconds, *again]), outcome
+
+machine.timed = timed
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def measured(checkout: Path, part: str, options: argparse.Namespace) -> dict[str, Any]:
