@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.budget.felt import Felt
+from subprune.distil.training import Match
 from subprune.statistics.residual import Residual
 from subprune.zoo.datasets import Images, load
 from subprune.zoo.models import build, shipped_lenet
@@ -62,8 +63,9 @@ class Recovered:
     before = 0.0  # CPU seconds spent when an earlier row was made
     products: Literal["float32", "bfloat16"] = "float32"  # of the training
 
-    def __init__(self, minutes: float = 0, **options: Any) -> None:
-        self.minutes, self.options = minutes, {"refine": 4, "augment": "mirror", **options}
+    def __init__(self, minutes: float = 0, match: Match | None = None, **options: Any) -> None:
+        self.minutes, self.match = minutes, match
+        self.options = {"refine": 4, "augment": "mirror", **options}
 
     def __call__(
         self, model: nn.Module, images: Tensor, ratio: float, seed: int
@@ -84,6 +86,7 @@ class Recovered:
             minutes=self.minutes - seconds / 60,
             clock="processor",
             products=self.products,
+            match=self.match,
             seed=seed,
             progress=False,
         )
@@ -108,6 +111,7 @@ TABLE: dict[str, Variant] = {
     "refine": variant(refine=4),
     "refine, mirror images": Recovered(),
     "refine, mirror images, recover": Recovered(minutes=10),
+    "refine, mirror images, recover by probabilities": Recovered(10, "probabilities"),
     "the same, 4,096 images, 30 minutes": Recovered(minutes=30),
 }
 MORE = {"the same, 4,096 images, 30 minutes": 4096}  # where it is not 512 images

@@ -45,7 +45,7 @@ def pruned() -> tuple[nn.Module, subprune.Result, Tensor]:
 
 def loss(model: nn.Module, dense: nn.Module, x: Tensor) -> float:
     with torch.no_grad():
-        return float(answer_loss(dense(x), model(x), 1))
+        return float(answer_loss(dense(x), model(x), 1, match="scores"))
 
 
 def test_answers_come_nearer_and_neither_model_given_is_changed(pruned: Any) -> None:
@@ -149,6 +149,7 @@ def test_images_are_moved_mirrored_and_mixed_and_other_arguments_are_not() -> No
         ({"steps": 0}, "steps"),
         ({"batch": 1.5}, "batch"),
         ({"clock": "moon"}, "clock must be one of wall, processor"),
+        ({"match": "labels"}, "match must be one of scores, probabilities"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(pruned: Any, options: Any, words: str) -> None:
@@ -229,3 +230,36 @@ def test_products_in_bfloat16_leave_weights_and_figures_in_float32(pruned: Any) 
     assert after == pytest.approx(loss(recovered.model, model, held_out), rel=1e-4)
     with pytest.raises(OptionError, match="products"):
         subprune.recover(result, x, products="int8", **options)  # type: ignore[arg-type]
+
+
+def test_scores_are_compared_as_softmax_sees_them() -> None:
+    wanted, given = torch.randn(6, 5).double(), torch.randn(6, 5).double()
+    shifted = given + torch.randn(6, 1).double()
+    error = answer_loss(wanted, given, 1, match="scores")
+    assert float(answer_loss(wanted, shifted, 1, match="scores")) == pytest.approx(float(error))
+    a, b = (x.float() - x.float().mean(1, keepdim=True) for x in (wanted, given))
+    assert float(error) == pytest.approx(float(((a - b) ** 2).sum() / (a**2).sum()))
+    # At a high temperature the KL divergence is the squared distance, to second order.
+    hot = answer_loss(wanted / 50, given / 50, 1) * 2500
+    assert float(hot) == pytest.approx(float(((a - b) ** 2).sum()) / (2 * 5 * 6), rel=3e-2)
+
+
+def test_what_is_matched_follows_from_how_many_answers_an_input_has(pruned: Any) -> None:
+    model, result, x = pruned
+    options: dict[str, Any] = {"steps": 3, "minutes": 5, "progress": False}
+    own = subprune.recover(result, x, **options).recovery
+    assert own is not None
+    assert own.match == "scores"
+    asked = subprune.recover(result, x, match="probabilities", **options).recovery
+    assert asked is not None
+    held_out = x[torch.arange(96) % 8 == 0]
+    with torch.no_grad():
+        divergence = answer_loss(model(held_out), result.model(held_out), 1)
+    assert asked.loss[0] == pytest.approx(float(divergence), rel=1e-4)
+    assert "KL divergence" in str(asked)
+    words = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 9))
+    tokens = torch.randint(0, 9, (48, 6))
+    small = subprune.prune(words, tokens, keep=0.5, fit="keep", **QUIET)
+    many = subprune.recover(small, tokens, **options).recovery
+    assert many is not None
+    assert many.match == "probabilities"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from subprune.data.batches import Batch, folded, take
 from subprune.data.tokens import counted_by_shape
 from subprune.distil.augment import Sampler
-from subprune.distil.training import Course, train
+from subprune.distil.training import Course, Match, train
 from subprune.errors import DataError, OptionError
 from subprune.keywords import must_be
 from subprune.measure.answers import main_output, read
@@ -36,6 +36,7 @@ _INPUTS, _TOKENS = 64, 1024  # of a step, at most
 _RATES = {True: 4e-4, False: 1e-4}  # whether what is trained on is ever new
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 _PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MATCHES: tuple[Match, ...] = ("scores", "probabilities")
 
 
 def recover(
@@ -50,6 +51,7 @@ def recover(
     batch: int | None = None,
     augment: bool = True,
     products: Literal["float32", "bfloat16"] = "float32",
+    match: Match | None = None,
     n_samples: int | str | None = None,
     forward: Callable[[Any], Any] | None = None,
     seed: int = 0,
@@ -75,6 +77,9 @@ def recover(
         augment: whether images are cropped, mirrored and mixed.
         products: "bfloat16" multiplies in that type while training, about twice as fast where
             the processor can (AVX-512 BF16, AMX); weights and figures stay as they are.
+        match: what of class answers is made the same: "scores" before the softmax, less their
+            mean, or "probabilities" (KL divergence). By default scores where each input has one
+            answer, and probabilities where it has many (words, pixels).
         n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
         seed: seed for everything random.
@@ -87,6 +92,7 @@ def recover(
     for name, given, allowed in (
         ("products", products, list(_PRODUCTS)),
         ("clock", clock, list(_CLOCKS)),
+        ("match", _MATCHES[0] if match is None else match, list(_MATCHES)),
     ):
         if given not in allowed:
             raise OptionError(must_be(name, f"one of {', '.join(allowed)}", given))
@@ -111,6 +117,9 @@ def recover(
         )
     sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
     size = _batch_size(seen[0]) if batch is None else batch
+    with _at_rest(teacher):
+        output = _answer(teacher, judged)
+    dim = read(output, replace(unseen[0], labels=None)).dim
     course = Course(
         minutes=minutes,
         rate=_RATES[sampler.augment] if rate is None else rate,
@@ -118,16 +127,17 @@ def recover(
         steps=steps,
         products=_PRODUCTS[products],
         clock=_CLOCKS[clock],
+        match=_MATCHES[output.ndim > 2] if match is None else match,
     )
     with (
         progress_bar({"training": course.looks + 1}, progress) as tick,
         _at_rest(teacher, result.model),
     ):
         tick.enter("training")
-        dim = read(_answer(teacher, judged), replace(unseen[0], labels=None)).dim
         training = train(teacher, result.model, sampler, judged, course, dim, tick)
         losses = training.losses
         recovery = Recovery(
+            match=None if dim is None else course.match,
             loss=(losses[0], losses[training.best]),
             agreement=_agreements(teacher, [result.model, training.model], judged, dim),
             inputs=sampler.count,

@@ -4,6 +4,11 @@ BatchNorm stays in eval mode: the pruned model was fitted with its stored statis
 small, since the start is good, and falls to zero. Held-out inputs, which are never trained on, say
 which of the states on the way stays: the first one too, so the answers on them never get worse.
 
+What is matched of a class answer is its scores, less their mean, where an input has one answer: a
+network is sure of the inputs that it was trained on, so its probabilities there say little more
+than the class, and matching them makes the smaller one unsure rather than right. Where an input
+has many answers (words, pixels), most of whose scores mean nothing, it is the probabilities.
+
 Images lie in memory channel by channel of each pixel where both models can work with that, which
 convolutions on CPUs do faster; in bfloat16, if that was asked for, products are, and nothing else.
 """
@@ -16,7 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,10 +38,15 @@ if TYPE_CHECKING:
     from subprune.distil.augment import Sampler
     from subprune.program.program import Inputs
 
-__all__ = ["Course", "Training", "answer_loss", "features", "train"]
+__all__ = ["Course", "Match", "Training", "answer_loss", "features", "train"]
+
+Match = Literal["scores", "probabilities"]
+"""What of class answers is made the same."""
 
 _HALF = (torch.float16, torch.bfloat16)
 _WARMING = 0.05  # share of the course in which the rate rises
+# What an error of the answers counts, beside one of the features: scores are a relative error too.
+_WEIGHT: dict[Match, float] = {"scores": 10.0, "probabilities": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,7 @@ class Course:
     products: torch.dtype = torch.float32  # of the training; looks are in the model's own
     looks: int = 20  # times that held-out inputs are looked at
     clock: Callable[[], float] = time.perf_counter  # seconds, which the minutes are counted by
+    match: Match = "probabilities"  # where answers are classes
 
 
 @dataclass
@@ -92,7 +103,7 @@ def train(
         with torch.no_grad():
             given = outputs(held_out)[0]
             where = counted_by_shape(held_out, wanted.shape)
-            return float(answer_loss(wanted, given, dim, where))
+            return float(answer_loss(wanted, given, dim, where, course.match))
 
     training = Training(model, [look()])
     best = _state(model)
@@ -124,8 +135,9 @@ def train(
                 answers, aims = _outputs(dense, names, arguments)
             given, values = outputs(arguments, names)
         where = [counted_by_shape(arguments, x.shape) for x in (answers, *aims)]
-        loss = answer_loss(answers, given, dim, where[0])
-        loss = loss + _feature_loss(aims, values, where[1:])
+        loss = answer_loss(answers, given, dim, where[0], course.match)
+        weight = 1.0 if dim is None else _WEIGHT[course.match]
+        loss = weight * loss + _feature_loss(aims, values, where[1:])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         optimiser.step()
@@ -201,21 +213,33 @@ def _share(progress: float) -> float:
 
 
 def answer_loss(
-    wanted: Tensor, given: Tensor, dim: int | None, where: Tensor | None = None
+    wanted: Tensor,
+    given: Tensor,
+    dim: int | None,
+    where: Tensor | None = None,
+    match: Match = "probabilities",
 ) -> Tensor:
-    """KL divergence from the class scores wanted, per answer; of numbers, their relative error.
+    """How far class scores are from those wanted; of numbers (dim None), their relative error.
 
-    where: the positions that count, other dimensions of length 1; None: all.
+    match: "probabilities" is the KL divergence per answer; "scores", the relative error of the
+    scores less their mean over the classes, which softmax does not see. where: the positions that
+    count, other dimensions of length 1; None: all.
     """
     if dim is None:
-        wanted, given = _counting(wanted, where), _counting(given, where)
-        return (wanted - given).square().sum() / wanted.square().sum().clamp_min(1e-12)
+        return _relative(_counting(wanted, where), _counting(given, where))
     scores = [x.movedim(dim, -1).flatten(0, -2).float() for x in (wanted, given)]
     if where is not None:
         own = over_rows(where, wanted.shape, dim).reshape(-1)
         scores = [x[own] for x in scores]
+    if match == "scores":
+        return _relative(*(x - x.mean(-1, keepdim=True) for x in scores))
     wanted, given = (F.log_softmax(x, -1) for x in scores)
     return F.kl_div(given, wanted, reduction="batchmean", log_target=True)
+
+
+def _relative(wanted: Tensor, given: Tensor) -> Tensor:
+    """‖wanted − given‖² / ‖wanted‖²."""
+    return (wanted - given).square().sum() / wanted.square().sum().clamp_min(1e-12)
 
 
 def _feature_loss(

@@ -11,7 +11,9 @@ __all__ = ["Recovery"]
 class Recovery:
     """What a training brought, on inputs that it did not see."""
 
-    loss: tuple[float, float]  # KL divergence from the dense model's answers, before and after
+    # "scores": relative error of class scores; "probabilities": KL divergence; None: of numbers
+    match: str | None
+    loss: tuple[float, float]  # distance from the dense model's answers, before and after
     agreement: tuple[float, float] | None  # share of equal answers; None for numbers
     inputs: int  # that were trained on
     held_out: int  # that were not
@@ -20,9 +22,10 @@ class Recovery:
 
     def __str__(self) -> str:
         before, after = self.loss
+        of = {"scores": "error of scores", "probabilities": "KL divergence"}
         text = (
             f"recovered in {self.steps} steps, {self.seconds:.0f} s, on {self.inputs} inputs: on "
-            f"{self.held_out} others, loss {before:.4g} → {after:.4g}"
+            f"{self.held_out} others, {of.get(self.match or '', 'error')} {before:.4g} → {after:.4g}"
         )
         if self.agreement is None:
             return text
