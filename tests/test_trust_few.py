@@ -22,9 +22,10 @@ from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
 from subprune.fit.solver import solve
 from subprune.select.keep_order import KeepOrder
-from subprune.statistics.accumulation import Accumulator, clipped
+from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
+from subprune.statistics.sums import clipped
 from subprune.structure.analysis import find_groups
 from subprune.structure.cost import CostModel
 from subprune.zoo.datasets import load

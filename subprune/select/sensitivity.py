@@ -21,7 +21,8 @@ from subprune.program.precision import single
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
-from subprune.statistics.patches import MAX_BYTES, conv_rows
+from subprune.statistics.patches import conv_rows
+from subprune.statistics.sums import MAX_BYTES
 from subprune.statistics.trace import Trace
 
 if TYPE_CHECKING:
