@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
-from subprune.data.batches import Batch, fingerprint, first_samples
+from subprune.data.batch import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.io.pretrained import save_pretrained
 from subprune.measure import measurements as measure

@@ -17,7 +17,8 @@ import subprune
 from subprune.budget.goal import Limit, Rounding
 from subprune.budget.hulls import by_knapsack
 from subprune.budget.mean import LEAST_SHARE, by_balance, even_share
-from subprune.data.batches import batches, folded
+from subprune.data.batches import batches
+from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
 from subprune.fit.solver import solve

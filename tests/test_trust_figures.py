@@ -24,7 +24,8 @@ from zoo import ZOO
 import subprune
 from subprune.budget.accuracy import accuracy_curves
 from subprune.budget.latency import LatencyGoal
-from subprune.data.batches import Batch, batches
+from subprune.data.batch import Batch
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.fit.ridge import Ridge
 from subprune.guarantees import guarantees

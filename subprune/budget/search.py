@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.mean import CLIP, Shape, by_balance, usual_shape
-from subprune.data.batches import folded
+from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.keywords import must_be
 from subprune.loop.looks import curves
@@ -27,7 +27,7 @@ from subprune.measure.answers import answered, read_program
 
 if TYPE_CHECKING:
     from subprune.budget.goal import Counts
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.statistics.calibration import Calibration
 
 __all__ = ["Search", "divergences"]

@@ -22,7 +22,7 @@ from subprune.program.ops import product
 from subprune.program.record import record
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Inputs, Program
 
 __all__ = ["lay_out"]

@@ -19,7 +19,7 @@ from subprune.messages import Message
 from subprune.program.layout import Layout, counted
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Inputs, Program
 
 __all__ = [

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from subprune.data.batches import Batch, folded, take
+from subprune.data.batches import take
+from subprune.data.division import folded
 from subprune.data.tokens import counted_by_shape
 from subprune.distil.augment import Sampler
 from subprune.distil.training import Course, train
@@ -27,6 +28,7 @@ from subprune.reading.reader import from_path
 from subprune.report.recovery import Recovery
 
 if TYPE_CHECKING:
+    from subprune.data.batch import Batch
     from subprune.result import Result
 
 __all__ = ["recover"]

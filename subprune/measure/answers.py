@@ -21,7 +21,7 @@ from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
 __all__ = ["IGNORED", "Reading", "answered", "fitting", "main_output", "read", "read_program"]
 

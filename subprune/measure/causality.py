@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from subprune.data.batches import Batch, first_samples
+from subprune.data.batch import Batch, first_samples
 from subprune.measure.answers import main_output
 from subprune.measure.language import attended, tokens_of
 from subprune.program.borrow import borrowed

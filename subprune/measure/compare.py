@@ -14,7 +14,7 @@ from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
 from subprune.measure.language import Surprise, attended, next_tokens, surprise, tokens_of
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Program
     from subprune.program.ranks import Ranks
 

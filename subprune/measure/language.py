@@ -13,7 +13,7 @@ from subprune.measure.answers import IGNORED
 from subprune.program.program import flat_tensors
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
 __all__ = ["Surprise", "attended", "next_tokens", "surprise", "token_count", "tokens_of"]
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subprune.data.batches import Batch, take
+from subprune.data.batch import Batch
+from subprune.data.batches import take
 from subprune.errors import DataError, OptionError, StructureError
 from subprune.keywords import must_be
 from subprune.measure.answers import IGNORED, Reading, fitting

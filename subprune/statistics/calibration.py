@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from subprune.data.batches import Batch, folded, signature
+from subprune.data.batch import Batch, signature
+from subprune.data.division import folded
 from subprune.data.layouts import lay_out
 from subprune.data.tokens import masks
 from subprune.data.views import with_views

@@ -26,7 +26,7 @@ from subprune.program.program import flat_tensors, model_tensors
 from subprune.statistics.place import generator
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.measure.answers import Reading
     from subprune.program.program import Op, Override, Program
     from subprune.statistics.calibration import Calibration
