@@ -66,7 +66,7 @@ class Search(Allocator):
                 demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape
             )
 
-        trial = _Trial(demand, self.inputs)
+        trial = _WalkTrial(demand, self.inputs)
         best = usual_shape(demand)  # as the allocator "output" has it
         known = {tuple(at(best).values()): trial.apart(demand, at(best))}
         least = next(iter(known.values()))
@@ -105,7 +105,7 @@ def _clearly_less(new: Tensor, old: Tensor) -> bool:
     return float(gain.mean()) > 2 * float(gain.std()) / len(gain) ** 0.5
 
 
-class _Trial:
+class _WalkTrial:
     """Walks on a part of the inputs, judged on the others."""
 
     def __init__(self, demand: Demand, inputs: int | None) -> None:

@@ -133,7 +133,7 @@ def cross_fit(
     shifts: tuple[Tensor, ...] = ()
     if folded.folds > 1:
         trials = [
-            _Trial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
+            _FoldTrial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths, ranks)
@@ -166,7 +166,7 @@ def cross_fit(
     )
 
 
-class _Trial:
+class _FoldTrial:
     """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked
     for.
     """
@@ -268,7 +268,7 @@ def _some_outputs(stats: Statistics, outputs: Tensor) -> Statistics:
     return replace(stats, cross=stats.cross[:, at], target_sums=stats.target_sums[at])
 
 
-def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float], ranks: Ranks) -> float:
+def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ranks: Ranks) -> float:
     """The strength with the least held-out error.
 
     The best for the first fold, or a neighbour that all prefer.
@@ -289,7 +289,7 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float], ranks: 
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
 
-    def changes_near(trial: _Trial) -> list[float]:
+    def changes_near(trial: _FoldTrial) -> list[float]:
         found = [trial.change(strength) for strength in near]
         trial.tidy(strengths[best])
         return found

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
-NAN = float("nan")
 _CHUNK = 2**18  # numbers compared in float64 at a time: they stay in the cache
 
 
@@ -49,7 +48,7 @@ class Comparison:
     @property
     def relative_error(self) -> float:
         """‖after − before‖ / ‖before‖"""
-        return math.sqrt(self.output_change) if self.output_change >= 0 else NAN
+        return math.sqrt(self.output_change) if self.output_change >= 0 else math.nan
 
 
 def compare(
@@ -175,7 +174,7 @@ class Tally:
         known = self.counted > 0 and self.labelled == self.batches
         accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
         kind = self.reading.kind if self.reading is not None else ""
-        agreement = self.same / self.answers if self.answers else NAN
+        agreement = self.same / self.answers if self.answers else math.nan
         one, other = self.surprise
         return Comparison(
             inputs=self.inputs,

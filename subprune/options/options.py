@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from subprune.budget.allocators import ALLOCATORS, DEFAULT
+from subprune.budget.allocators import ALLOCATORS, DEFAULT_ALLOCATOR
 from subprune.budget.demand import Allocator
 from subprune.budget.goal import Goal
 from subprune.errors import OptionError
@@ -95,7 +95,7 @@ class Options(Rows):
         """Who divides the goal among the groups."""
         if isinstance(self.allocate, Allocator):
             return self.allocate
-        return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
+        return ALLOCATORS[find_method(self.method).allocate or DEFAULT_ALLOCATOR]
 
     @property
     def goal(self) -> Goal:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from subprune.report.brought import courses, parts_used
+from subprune.report.brought import errors_by_stage, parts_used
 from subprune.report.group_table import brief_table, group_section
 from subprune.report.markup import breakable, count, e, html_table, section
 from subprune.report.other_sizes import page_data, size_section
@@ -111,7 +111,10 @@ def _layers(r: Report) -> str:
 
 def _parts(r: Report) -> str:
     """What each part brought."""
-    rows = [[e(course.what), e(str(course)).replace(" → ", "<br>→ ")] for course in courses(r.plan)]
+    rows = [
+        [e(course.what), e(str(course)).replace(" → ", "<br>→ ")]
+        for course in errors_by_stage(r.plan)
+    ]
     if not rows:
         return ""
     text = (

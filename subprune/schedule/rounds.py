@@ -23,7 +23,7 @@ from subprune.ready import Calibrated
 
 __all__ = ["Round", "Rounds", "prune_in_rounds"]
 
-RATIOS = ("compression", "speedup", "params", "flops")
+STEPWISE = ("compression", "speedup", "params", "flops")
 """Goals that can be reached step by step: ratios, and shares of what the model has."""
 
 _STATE = "rounds.json"
@@ -148,7 +148,7 @@ def _trained(model: nn.Module, finetune: Callable[[nn.Module], Any]) -> nn.Modul
 
 def _asked(options: Options) -> dict[str, float]:
     """The goals as ratios, before / after."""
-    given = {name: getattr(options.goal, name) for name in RATIOS}
+    given = {name: getattr(options.goal, name) for name in STEPWISE}
     asked = {name: _ratio(name, value) for name, value in given.items() if value is not None}
     others = [n for n in ("latency", "keep", "budgets") if getattr(options, n) is not None]
     if others or not asked:
@@ -157,7 +157,7 @@ def _asked(options: Options) -> dict[str, float]:
             "into steps"
         )
         names = listed(others or ("latency", "keep", "budgets"), " and ")
-        raise OptionError(Message(words, ratios=listed(RATIOS, " or "), others=names))
+        raise OptionError(Message(words, ratios=listed(STEPWISE, " or "), others=names))
     return asked
 
 
@@ -187,7 +187,9 @@ def _next(asked: Mapping[str, float], done: tuple[Round, ...], left: int) -> dic
 def _settings(options: Options) -> dict[str, Any]:
     """The other options, as the state keeps them."""
     plain = options.to_dict()
-    return json.loads(json.dumps({k: v for k, v in plain.items() if k not in RATIOS}, default=str))
+    return json.loads(
+        json.dumps({k: v for k, v in plain.items() if k not in STEPWISE}, default=str)
+    )
 
 
 # ---- the state on disk ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from subprune.errors import DataError
 from subprune.program.program import Program, flat_tensors, model_tensors
 from subprune.program.ranks import ALONE, Ranks
 from subprune.program.record import record_given
-from subprune.statistics.runs import Run, Share
+from subprune.statistics.runs import RankShare, Run
 from subprune.structure.grouping import analyse
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Calibration:
         envs = [self.programs[i].bind(self.batches[i].inputs) for i in own]
         known = [masks(self.batches[i].inputs) for i in own]
         folds = [self.folds[i] for i in own] if self.folds else None
-        share = Share(self.ranks, own, self.programs, self.n_folds)
+        share = RankShare(self.ranks, own, self.programs, self.n_folds)
         run = Run(programs, envs, tensors, folds, known, share)
         run.fuse = {}
         return run

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from subprune.errors import BudgetError, closest
-from subprune.structure.formula import Formula, Length, Product
+from subprune.structure.formula import Formula, Length, Monomial
 from subprune.structure.groups import Group, Span, Structure, Units
 
 __all__ = ["CostModel", "predict"]
@@ -67,14 +67,14 @@ class _Products:
                 lost += weight * (rest @ shares[self.index[:, j]])
         return lost
 
-    def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Product, ...]:
+    def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Monomial, ...]:
         """The products as data; lengths without a place are constants."""
         merged: dict[tuple[int, ...], int] = {}
         for factor, row in zip(self.factors.tolist(), self.index.tolist(), strict=True):
             fixed = [int(full[i]) for i in row if i not in places]
             key = tuple(places[i] for i in row if i in places)
             merged[key] = merged.get(key, 0) + factor * math.prod(fixed)
-        return tuple(Product(factor, key) for key, factor in merged.items())
+        return tuple(Monomial(factor, key) for key, factor in merged.items())
 
 
 class CostModel:
