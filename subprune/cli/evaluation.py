@@ -58,13 +58,15 @@ def print_evaluation(
         _refuse_windows(data, preparation, text)
         words = {"n_samples": n_samples}
     progress = False if json else None
-    found = measure(loaded.model, inputs, dense=other, progress=progress, **words)
+    evaluation = measure(loaded.model, inputs, dense=other, progress=progress, **words)
     if text.skip:
-        found = replace(found, protocol=f"from token {text.skip:,} on: {found.protocol}")
+        evaluation = replace(
+            evaluation, protocol=f"from token {text.skip:,} on: {evaluation.protocol}"
+        )
     if json:
-        print_json(found.to_dict())
+        print_json(evaluation.to_dict())
         return
-    print_text(str(found))
+    print_text(str(evaluation))
 
 
 def _refuse_windows(data: str, how: o.Preparation, text: Text) -> None:

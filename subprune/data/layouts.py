@@ -40,10 +40,10 @@ def lay_out(
     Nothing is run where all tokens count.
     """
     layouts, remarks = dict(known or {}), []
-    found = {layout.mask for layout in layouts.values()}
+    read = {layout.mask for layout in layouts.values()}
     for name in MASKS:
         padded = [(b, p) for b, p in zip(batches, programs, strict=True) if name in masks(b.inputs)]
-        if not padded or name in found:
+        if not padded or name in read:
             continue
         batch, program = max(padded, key=lambda pair: pair[0].inputs[1][name].shape[1])
         new = _layouts(model, program, batch.inputs, name)

@@ -279,10 +279,10 @@ def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ran
     first.both()  # which all of its trials need
 
     def change(strength: float) -> float:
-        found = first.change(strength)
+        error = first.change(strength)
         if first.wide:
             first.tidy(first.best(), statistics=False)
-        return found
+        return error
 
     changes = _each(change, strengths, columns, ranks)
     first.know(dict(zip(strengths, changes, strict=True)))
@@ -290,12 +290,12 @@ def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ran
     near = strengths[max(0, best - 1) : best + 2]
 
     def changes_near(trial: _FoldTrial) -> list[float]:
-        found = [trial.change(strength) for strength in near]
+        errors = [trial.change(strength) for strength in near]
         trial.tidy(strengths[best])
-        return found
+        return errors
 
-    found = _each(changes_near, trials, columns, ranks)
-    totals = [sum(both) for both in zip(*found, strict=True)]
+    by_fold = _each(changes_near, trials, columns, ranks)
+    totals = [sum(both) for both in zip(*by_fold, strict=True)]
     return near[totals.index(min(totals))]
 
 

@@ -46,8 +46,8 @@ def predicts_next(
         before = _answer(model, one.inputs)
         if before.ndim != 3 or not before.is_floating_point() or before.shape[-1] not in sizes:
             return False
-        found = tokens_of(one, tuple(before.shape[:-1]))
-        return found is not None and _moved(model, one, *found, before, slack)
+        tokens = tokens_of(one, tuple(before.shape[:-1]))
+        return tokens is not None and _moved(model, one, *tokens, before, slack)
     except Exception:  # a model that takes whole batches only
         return False
 

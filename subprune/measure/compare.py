@@ -142,9 +142,9 @@ class Tally:
     def _add_vectors(self, before: Tensor, after: Tensor, batch: Batch) -> None:
         """Cosines of vectors [..., d]; padding is left out."""
         cosines = vector_cosines(before, after)
-        found = tokens_of(batch, tuple(cosines.shape))
-        if found is not None:
-            cosines = cosines[attended(batch, *found).to(cosines.device)]
+        tokens = tokens_of(batch, tuple(cosines.shape))
+        if tokens is not None:
+            cosines = cosines[attended(batch, *tokens).to(cosines.device)]
         self.cosines += float(cosines.sum())
         self.vectors += cosines.numel()
 

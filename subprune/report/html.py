@@ -128,9 +128,9 @@ def _parts(r: Report) -> str:
 
 
 def _curves(r: Report) -> str:
-    found = [(stage, _cards(stage)) for stage in stages(r.plan.groups)]
-    found = [(stage, cards) for stage, cards in found if cards]
-    if not found:
+    shown = [(stage, _cards(stage)) for stage in stages(r.plan.groups)]
+    shown = [(stage, cards) for stage, cards in shown if cards]
+    if not shown:
         return ""
     text = (
         "For every number of units: the error left by the greedy choice of that many, with a plain "
@@ -139,15 +139,15 @@ def _curves(r: Report) -> str:
     )
     numbered = list(enumerate(r.plan.groups))
     together = ""
-    if sum(len(cards) for _, cards in found) > 1:
+    if sum(len(cards) for _, cards in shown) > 1:
         said = '<p class="soft said hint">Point at a curve to see its group.</p>'
         together = f'<div class="card script together">{said}{overlay(numbered)}</div>'
-    if len(found) == 1:
-        return section("Error curves", text, f"{together}{_grid(found[0][1])}")
+    if len(shown) == 1:
+        return section("Error curves", text, f"{together}{_grid(shown[0][1])}")
     folded = "".join(
         f"<details><summary>{breakable(stage.name)} "
         f'<span class="soft">{count(len(cards), "curve")}</span></summary>{_grid(cards)}</details>'
-        for stage, cards in found
+        for stage, cards in shown
     )
     return section("Error curves", text, together + folded)
 

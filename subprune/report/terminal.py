@@ -163,12 +163,12 @@ def surprise(c: Comparison) -> str:
 
 def verified(report: Report) -> list[tuple[str, str]]:
     """Figures on the verification data beside accuracy."""
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     if report.verified is not None and report.verified.perplexity is not None:
-        found.append(("perplexity", surprise(report.verified)))
+        rows.append(("perplexity", surprise(report.verified)))
     if report.verified is not None and report.verified.cosine is not None:
-        found.append(("mean cosine", f"{report.verified.cosine:.4f}"))
-    return found
+        rows.append(("mean cosine", f"{report.verified.cosine:.4f}"))
+    return rows
 
 
 def throughput(report: Report) -> str:

@@ -172,14 +172,14 @@ def _ratio(name: str, value: Any) -> float:
     return 100 / float(value.strip().removesuffix("%"))
 
 
-def _next(asked: Mapping[str, float], done: tuple[Round, ...], left: int) -> dict[str, Any]:
+def _next(asked: Mapping[str, float], done: tuple[Round, ...], remaining: int) -> dict[str, Any]:
     """The goals of the next round: an equal step, in ratios, of what is still to go."""
     goal: dict[str, Any] = {}
     for name, ratio in asked.items():
         for r in done:
             before, after = r.parameters if name in ("compression", "params") else r.flops
             ratio /= before / after
-        step = max(1.0, ratio) ** (1 / left)
+        step = max(1.0, ratio) ** (1 / remaining)
         goal[name] = step if name in ("compression", "speedup") else f"{100 / step:.9f}%"
     return goal
 

@@ -45,10 +45,10 @@ class Independence(Selector):
             trace = Trace([consumer], lambda n, c, x, y, seen=seen: seen.append(x))  # type: ignore[misc]
             view.dense.fork().advance(consumer.use.op + 1, trace.watch(outputs=False))
             sizes = [b.size for b in view.setting.calibration.batches]
-            left = self.inputs
+            missing = self.inputs
             for x, size in zip(seen, sizes, strict=True):
-                maps = _maps(x, consumer, size, view.n_units)[:left]
-                left -= len(maps)
+                maps = _maps(x, consumer, size, view.n_units)[:missing]
+                missing -= len(maps)
                 for one in maps:
                     total += _drops(one)
         return Ranking(order_by(total))

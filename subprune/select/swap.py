@@ -62,8 +62,8 @@ class Swap(Selector):
             return Ranking(first.order, curve=first)
         starts = [first.order[: view.k], backward_order(stats, n)[: view.k]]
         start = max(starts, key=lambda units: value(stats, units))
-        found = exchanged(stats, n, start, self.exchanges)
-        best = max([start, found], key=lambda units: value(stats, units))
+        moved = exchanged(stats, n, start, self.exchanges)
+        best = max([start, moved], key=lambda units: value(stats, units))
         order = sorted(first.order, key=lambda unit: unit not in best)  # stable: as greedy has them
         return Ranking(tuple(order), curve=follow(stats, n, tuple(order)))
 
@@ -131,9 +131,9 @@ class _Reader:
             own = self.columns[unit]
             if unit in inside or not len(own):
                 continue
-            left = gram[own][:, own] - carried[own] @ tall[own].T
-            left.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
-            gains[unit] = _explained(left, rest[own])
+            residual = gram[own][:, own] - carried[own] @ tall[own].T
+            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
+            gains[unit] = _explained(residual, rest[own])
         return gains
 
 
