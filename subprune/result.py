@@ -104,9 +104,8 @@ class Result:
             for name, x in expected.items()
             if getattr(guarantees, name) != x
         ]
-        if (
-            guarantees.target != "layer"
-        ):  # then every group depends on what the groups before have kept
+        # of other targets, every group depends on what the groups before have kept
+        if guarantees.target != "layer":
             counts = {g.name: g.budgets[0].k for g in guarantees.groups}
             differing += (
                 [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
@@ -134,25 +133,7 @@ def make_result(
     """Plan and report of a finished pruning."""
     tick("comparing outputs")
     dense, first = calibration.model, calibration.given[0]
-    parts = tuple(done.groups[g.name] for g in groups)
-    data = fingerprint(calibration.given)
-    plan = Plan(
-        method=options.recipe.name,
-        target=options.recipe.target.name,
-        used={
-            "selector": options.recipe.selector.name,
-            "fit": options.recipe.fit.name,
-            "budgets": options.allocator.name,
-        },
-        options=options.to_dict(),
-        groups=parts,
-        refitted={name: figures.stages for name, figures in done.refitted.items()},
-        inputs=describe_inputs(first.inputs),
-        eager=eager,
-        data=data,
-        selection=options.recipe.selection,
-        unbounded=options.unbounded,
-    )
+    plan = _plan(calibration, groups, done, options, eager)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
     samples = sum(b.size for b in calibration.given)
@@ -210,6 +191,29 @@ def make_result(
         parts=dict(watch.parts),
     )
     return Result(small, plan, report, dense)
+
+
+def _plan(
+    calibration: Calibration, groups: Sequence[Group], done: Walk, options: Options, eager: bool
+) -> Plan:
+    """What was decided, as data."""
+    return Plan(
+        method=options.recipe.name,
+        target=options.recipe.target.name,
+        used={
+            "selector": options.recipe.selector.name,
+            "fit": options.recipe.fit.name,
+            "budgets": options.allocator.name,
+        },
+        options=options.to_dict(),
+        groups=tuple(done.groups[g.name] for g in groups),
+        refitted={name: figures.stages for name, figures in done.refitted.items()},
+        inputs=describe_inputs(calibration.given[0].inputs),
+        eager=eager,
+        data=fingerprint(calibration.given),
+        selection=options.recipe.selection,
+        unbounded=options.unbounded,
+    )
 
 
 def _compared(

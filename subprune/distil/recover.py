@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,38 +85,18 @@ def recover(
     Returns:
         A `Result` with the trained model; its `recovery` says what it brought.
     """
-    _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
-    for name, given, allowed in (
-        ("products", products, list(_PRODUCTS)),
-        ("clock", clock, list(_CLOCKS)),
-    ):
-        if given not in allowed:
-            raise OptionError(must_be(name, f"one of {', '.join(allowed)}", given))
-    if not hasattr(result, "dense"):
-        raise OptionError(
-            "recover takes what subprune.prune gave back, result, not result.model; got an object "
-            f"of type {type(result).__name__}"
-        )
-    teacher = result.dense if dense is None else dense
-    if teacher is None:
-        raise OptionError(
-            "this result does not know the dense model it was made from: give it as dense=model"
-        )
+    _check_numbers(minutes=minutes, steps=steps, rate=rate, batch=batch)
+    _check_choice("products", products, _PRODUCTS)
+    _check_choice("clock", clock, _CLOCKS)
+    teacher = _teacher(result, dense)
     data = from_path(data, teacher, n_samples, seed)
     inputs = take(data, teacher, n_samples, forward=forward, seed=seed)
-    parts, numbers = folded(inputs.batches, _HELD_OUT)
-    seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
-    unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
-    if not seen or not unseen:
-        raise DataError(
-            f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
-        )
+    seen, unseen = _divided(inputs.batches)
     sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
-    size = _batch_size(seen[0]) if batch is None else batch
     course = Course(
         minutes=minutes,
         rate=_RATES[sampler.augment] if rate is None else rate,
-        batch=size,
+        batch=_batch_size(seen[0]) if batch is None else batch,
         steps=steps,
         products=_PRODUCTS[products],
         clock=_CLOCKS[clock],
@@ -148,7 +128,41 @@ def _batch_size(batch: Batch) -> int:
     return max(1, min(_INPUTS, _TOKENS // max(1, tokens)))
 
 
-def _check(*, minutes: float, steps: int | None, rate: float | None, batch: int | None) -> None:
+def _teacher(result: Result, dense: nn.Module | None) -> nn.Module:
+    """The model that says what should come out."""
+    if not hasattr(result, "dense"):
+        raise OptionError(
+            "recover takes what subprune.prune gave back, result, not result.model; got an object "
+            f"of type {type(result).__name__}"
+        )
+    teacher = result.dense if dense is None else dense
+    if teacher is None:
+        raise OptionError(
+            "this result does not know the dense model it was made from: give it as dense=model"
+        )
+    return teacher
+
+
+def _divided(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Inputs to train on, and those that are held out."""
+    parts, numbers = folded(batches, _HELD_OUT)
+    seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
+    unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
+    if not seen or not unseen:
+        raise DataError(
+            f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
+        )
+    return seen, unseen
+
+
+def _check_choice(name: str, given: str, allowed: Collection[str]) -> None:
+    if given not in list(allowed):  # which may be anything, a list included
+        raise OptionError(must_be(name, f"one of {', '.join(allowed)}", given))
+
+
+def _check_numbers(
+    *, minutes: float, steps: int | None, rate: float | None, batch: int | None
+) -> None:
     for name, value in (("minutes", minutes), ("rate", 1.0 if rate is None else rate)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
