@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.app import app
-from subprune.cli.options import read, text_kind
+from subprune.cli.arguments import read, text_kind
 from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError
 from subprune.fit.fits import FITS

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import say
-from subprune.cli.models import Loaded, call, find_callable
+from subprune.cli.loading import Loaded, call, find_callable
 from subprune.errors import OptionError, closest
 from subprune.reading.arrays import IMAGES
 from subprune.reading.pixels import Pixels
@@ -38,7 +38,7 @@ class DataChoice:
     spec: str
     n_samples: int | None = 512  # None: all
     seed: int = 0
-    preparation: o.Preparation = field(default_factory=o.Preparation)
+    preparation: a.Preparation = field(default_factory=a.Preparation)
     _: KW_ONLY
     option: str = "--data"  # that named it, for messages
     loaded: Loaded | None = None  # the model that labels and texts have to fit
