@@ -1,9 +1,9 @@
 """Statistics streamed: summed over batches of a layer's inputs.
 
-Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size,
-every chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and
-summed in float64. How the inputs of a convolution become rows is in
-:mod:`subprune.statistics.patches`, how most do without in :mod:`subprune.statistics.shifts`.
+Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size;
+what one chunk gives is in :mod:`subprune.statistics.sums`. How the inputs of a convolution become
+rows is in :mod:`subprune.statistics.patches`, how most do without in
+:mod:`subprune.statistics.shifts`.
 """
 
 from __future__ import annotations
