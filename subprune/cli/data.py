@@ -49,7 +49,7 @@ class DataChoice:
             raise OptionError(f"--n-samples must be at least 1, got {self.n_samples}")
         if abs(self.seed) >= 2**63:
             raise OptionError(f"--seed must fit into 64 bits, got {self.seed}")
-        _ = self.reader  # refuses sizes that are none
+        _ = self.reader  # refuses what is not a size
 
     @property
     def folder(self) -> Path | None:

@@ -65,7 +65,7 @@ def take(
 ) -> Taken:
     """`n_samples` samples of `data`, drawn by seed where it can be indexed; None takes all.
 
-    ``"4096 tokens"`` takes as many samples as it takes to have so many tokens that count.
+    ``"4096 tokens"`` takes samples until they have that many tokens that count.
 
     `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
     or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
@@ -97,7 +97,7 @@ def take(
             "give data[None] for this one input, or several as [samples, …]"
         )
     _check_lengths(data)
-    # As many samples as tokens are more than enough; how many are taken, their tokens tell.
+    # One sample per token is more than enough; how many are taken depends on their tokens.
     wanted = tokens or n_samples
     assert not isinstance(wanted, str)
     source = read(data, Lot(wanted, seed, shuffled=tokens is not None), single)
@@ -154,7 +154,7 @@ def _enough(worth: Sequence[int], missing: int) -> int:
 def examples(model: nn.Module, example: Any) -> Inputs:
     """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
 
-    A list or tuple is read as arguments if the model takes so many, and they are not all dicts of
+    A list or tuple is read as arguments if the model takes that many, and they are not all dicts of
     its keyword arguments.
     """
     if isinstance(example, list | tuple) and (
@@ -174,7 +174,7 @@ def _is_call(model: nn.Module, item: Any) -> bool:
 
 
 def _fits(model: nn.Module, count: int) -> bool:
-    """Whether the model can be called with so many arguments."""
+    """Whether the model can be called with this number of arguments."""
     try:
         inspect.signature(model.forward).bind(*[None] * count)
     except TypeError:

@@ -52,7 +52,7 @@ def folded(
 
 
 def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
-    """The same samples in fewer batches, of at most so many samples each."""
+    """The same samples in fewer batches, of at most `most` samples each."""
     joined: list[Batch] = []
     for batch in batches:
         both = (
@@ -66,7 +66,7 @@ def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
 
 
 def _divided(batch: Batch, most: int) -> Iterator[Batch]:
-    """The samples of a batch in pieces of at most so many."""
+    """The samples of a batch in pieces of at most `most`."""
     if batch.size <= most:
         yield batch
         return

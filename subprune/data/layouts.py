@@ -104,7 +104,7 @@ def _compared(
 
 
 def _resized(inputs: Inputs, name: str, samples: int, length: int) -> Inputs:
-    """Arguments for so many samples, with this length on the side of the mask `name`."""
+    """Arguments for a number of samples, with this length on the side of the mask `name`."""
     args, kwargs = inputs
     count, old = kwargs[name].shape
 

@@ -46,7 +46,7 @@ def masks(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _clear(x: Any) -> Tensor | None:
-    """A mask [N, L] of zeros and ones, not all zeros, as bool; None if this is none."""
+    """A mask [N, L] of zeros and ones, not all zeros, as bool; None for anything else."""
     if not isinstance(x, Tensor) or x.ndim != 2:
         return None
     ones = x == 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["recover"]
 
-_HELD_OUT = 8  # one of so many inputs is never trained on
+_HELD_OUT = 8  # one input of this many is never trained on
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
 _RATES = {True: 4e-4, False: 1e-4}  # whether what is trained on is ever new
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}

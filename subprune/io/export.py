@@ -39,7 +39,7 @@ __all__ = ["FORMATS", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 _TOLERANCE = 1e-4  # of the largest entry of an output
-_NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
+_NOISE = 4  # a file may differ by this many times what PyTorch's float32 differs from float64,
 _MOST = 1e-2  # but never by more than this, which rounding does not explain
 
 

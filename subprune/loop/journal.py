@@ -129,7 +129,7 @@ class Log:
             number += 1
 
     def shortened(self, steps: int) -> None:
-        """Take over no more than so many steps, as many as all ranks of a job have found."""
+        """Take over no more than these steps, as many as all ranks of a job have found."""
         self._heads = self._heads[:steps]
 
     def has(self, kind: Kind, name: str) -> bool:

@@ -322,7 +322,7 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
 
 
 def _first(block: _Block, batches: Sequence[int], inputs: int) -> list[int]:
-    """The first of these batches that hold so many inputs together; all, if they hold fewer."""
+    """The first of these batches that together hold that number of inputs; all, if they hold fewer."""
     values = block.aims[block.readers[0].use.op]
     ends = itertools.accumulate(len(values[i]) for i in batches)
     enough = next((n for n, end in enumerate(ends, 1) if end >= inputs), len(batches))

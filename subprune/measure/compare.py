@@ -34,7 +34,7 @@ class Comparison:
     output_change: float  # ‖after − before‖² / ‖before‖²
     accuracy: tuple[float, float] | None = None  # on labelled inputs, before and after
     counted: int = 0  # answers with a label
-    # of a causal language model, before and after, over so many predicted tokens
+    # of a causal language model, before and after, over the predicted tokens
     perplexity: tuple[float, float] | None = None
     tokens: int = 0
     cosine: float | None = None  # mean of those between vectors before and after

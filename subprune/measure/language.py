@@ -52,8 +52,8 @@ def attended(batch: Batch, name: str, tokens: Tensor) -> Tensor:
 def next_tokens(batch: Batch, shape: tuple[int, ...]) -> Tensor:
     """What the answer at every position should be: [N, T]; `IGNORED` where nothing is predicted.
 
-    That is the next token, if both are no padding. Labels that repeat the tokens say by -100 which
-    of them do not count; other labels are themselves what every position should give.
+    That is the next token, unless one of the two is padding. Labels that repeat the tokens mark
+    with -100 those that do not count; other labels are themselves what every position should give.
     """
     named = tokens_of(batch, shape)
     assert named is not None

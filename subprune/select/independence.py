@@ -73,7 +73,7 @@ def _maps(x: Tensor, consumer: Consumer, size: int, n_units: int) -> Tensor:
 def _drops(one: Tensor) -> Tensor:
     """What the nuclear norm of a map [n_units, positions] loses with each unit: [n_units]."""
     whole = torch.linalg.svdvals(one).sum()
-    # At a time so many maps with one unit switched off as fit a few megabytes.
+    # As many maps at a time, each with one unit switched off, as fit a few megabytes.
     step = max(1, 2**20 // one.numel())
     drops = []
     for start in range(0, len(one), step):

@@ -75,7 +75,7 @@ class Sensitivity:
 
 
 def distinct(probabilities: Tensor, draws: float) -> float:
-    """Expected number of different units among so many draws with replacement."""
+    """Expected number of different units among a number of draws with replacement."""
     return float(_inclusion(probabilities, draws).sum())
 
 

@@ -83,7 +83,7 @@ def exchanged(
 
 
 def _exchange(readers: Sequence[_Reader], kept: Sequence[int]) -> list[int] | None:
-    """The set after the first exchange found that lessens the error; None if there is none."""
+    """The set after the first exchange that lowers the error; None if no exchange does."""
     costs = _total([reader.costs(kept) for reader in readers])
     order = sorted(kept, key=lambda unit: float(costs[unit]))
     for going in order[:_TRIES]:

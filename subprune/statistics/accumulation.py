@@ -216,8 +216,8 @@ class Accumulator:
             self._uneven = 0
 
     def laid_out(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """The sums, to be added to in place, and [2] those that are no tensors; device: where they
-        lie, if no rows were seen here.
+        """The sums, to be added to in place, and [2] those that are plain numbers; device: where
+        they lie, if no rows were seen here.
 
         Of BᵀB what lies below the diagonal is left out; `settle` puts it there.
         """
@@ -309,8 +309,8 @@ class ConsumerStatistics:
     form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
     mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
     its kernel has positions, instead of all; the same for b and y. With ``places``, it is given
-    rows of patches of so many places of each image (see :mod:`subprune.statistics.spots`). Without
-    ``gram``, only products with y are summed.
+    rows of patches at that number of places of each image (see
+    :mod:`subprune.statistics.spots`). Without ``gram``, only products with y are summed.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ version, and the fold that it was fitted without is all that the models are comp
 """
 
 JUDGED_INPUTS, MANY_BYTES = 128, 2**28
-"""A fold of so many inputs says enough by itself: then versions above this size are one, too."""
+"""A fold of this many inputs says enough by itself: then versions above this size are one, too."""
 
 
 @dataclass(kw_only=True)
@@ -170,7 +170,7 @@ class Calibration:
 
 
 def _divided(sizes: Sequence[int], count: int) -> list[range]:
-    """Which batches each of so many ranks runs: about as many inputs each, and at least a batch."""
+    """Which batches each rank runs: about as many inputs as the others, and at least one batch."""
     total, bounds = sum(sizes), [0]
     ends = list(itertools.accumulate(sizes))
     for rank in range(1, count):

@@ -119,16 +119,16 @@ class CostModel:
     # ---- numbers of units ------------------------------------------------------------------------
 
     def params(self, counts: Counts, of: str = "model") -> int:
-        """Parameters left if each named group keeps so many units."""
+        """Parameters left if each named group keeps its number of units."""
         return int(self._products["params", of].total(self._lengths(counts)))
 
     def flops(self, counts: Counts, of: str = "model") -> int:
-        """FLOPs (two per multiply-add) left if each named group keeps so many units."""
+        """FLOPs (two per multiply-add) left if each named group keeps its number of units."""
         return int(self._products["flops", of].total(self._lengths(counts)))
 
     def at_most(self, quantity: str, counts: Counts, of: str = "model") -> int:
-        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
-        they are.
+        """ "params" or "flops" left, at most, if each named group keeps its number of units,
+        whichever they are.
 
         Exact for uniform groups; where units differ in size, as if the most expensive were kept.
         """

@@ -10,7 +10,7 @@ __all__ = ["Formula", "Length", "Monomial"]
 
 @dataclass(frozen=True)
 class Length:
-    """The length of a dimension: `fixed`, and so many positions for every unit that is kept."""
+    """The length of a dimension: `fixed`, and some positions more for every unit that is kept."""
 
     fixed: int
     groups: tuple[int, ...] = ()  # places in `Formula.groups`
@@ -51,7 +51,7 @@ class Formula:
         )
 
     def total(self, quantity: str, counts: Mapping[str, int]) -> float:
-        """ "params" or "flops" left if every group keeps so many units."""
+        """ "params" or "flops" left if every group keeps these numbers of units."""
         widths = [counts[name] for name in self.groups]
         lengths = [_length(x, widths) for x in self.lengths]
         monomials: Sequence[Monomial] = self.params if quantity == "params" else self.flops
