@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
 
-__all__ = ["Result", "calibrate", "forecast", "prune"]
+__all__ = ["calibrate", "forecast", "prune"]
 
 
 def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:

@@ -474,6 +474,53 @@ def test_chains_are_measured() -> None:
         longest_chain({"a": {"b"}, "b": {"a"}})
 
 
+# The doors, where names are gathered that live elsewhere.
+DOORS = {"subprune", "subprune.guarantees"}
+
+
+def own_names(text: str) -> set[str]:
+    """What a module makes itself, at its outermost level."""
+    made = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif not isinstance(node, ast.Import | ast.ImportFrom):
+            stored = (n for n in ast.walk(node) if isinstance(n, ast.Name | ast.FunctionDef))
+            made |= {n.id if isinstance(n, ast.Name) else n.name for n in stored}
+    return made
+
+
+def taken(text: str) -> Iterator[tuple[str, str]]:
+    """The names that a module imports, each with where from."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_names_are_imported_from_where_they_live() -> None:
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    homes: dict[str, set[str]] = {}
+    found = []
+    for path in files:
+        for module, name in taken(path.read_text()):
+            if not module.startswith("subprune.") or module in DOORS:
+                continue
+            place = LIBRARY.joinpath(*module.split(".")[1:])
+            if (place / f"{name}.py").is_file() or (place / name).is_dir():
+                continue
+            if module not in homes:
+                homes[module] = own_names(module_text(module))
+            if name not in homes[module]:
+                found.append(f"{path.relative_to(ROOT)}: {name} from {module}")
+    assert not found, f"import these from the modules that make them: {found}"
+
+
+def test_what_a_module_makes_is_known() -> None:
+    text = "from a import b\nimport c\nX: int = 1\ndef f(): ...\nif X:\n    Y = 2\nclass C: ..."
+    assert own_names(text) == {"X", "int", "f", "Y", "C"}
+    assert list(taken(text)) == [("a", "b")]
+
+
 # ---- lines -----------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
 from subprune.report.figures import Report
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.targets import Layer
+from subprune.statistics.products import Layer
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 

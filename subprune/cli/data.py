@@ -11,7 +11,8 @@ import torch
 
 from subprune.cli import arguments as a
 from subprune.cli.console import say
-from subprune.cli.loading import Loaded, call, find_callable
+from subprune.cli.hubs import Loaded
+from subprune.cli.loading import call, find_callable
 from subprune.errors import OptionError, closest
 from subprune.reading.arrays import IMAGES
 from subprune.reading.pixels import Pixels

@@ -9,7 +9,8 @@ from typing import Any
 from subprune.cli import arguments as a
 from subprune.cli.console import print_json, print_text
 from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.loading import Loaded, load
+from subprune.cli.hubs import Loaded
+from subprune.cli.loading import load
 from subprune.errors import DataError, OptionError
 from subprune.measure.quality import evaluate as measure
 from subprune.measure.quality import is_text

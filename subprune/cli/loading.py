@@ -22,7 +22,7 @@ from subprune.cli.weight_files import ENDINGS, with_weights
 from subprune.errors import OptionError, closest
 from subprune.zoo.models import build, model_names, shipped_lenet
 
-__all__ = ["Loaded", "call", "find_callable", "is_code", "load", "load_model"]
+__all__ = ["call", "find_callable", "is_code", "load", "load_model"]
 
 SHIPPED_MODEL = "lenet-mnist"
 _EXAMPLES = {

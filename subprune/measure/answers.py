@@ -23,7 +23,7 @@ from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 if TYPE_CHECKING:
     from subprune.data.batch import Batch
 
-__all__ = ["IGNORED", "Reading", "answered", "fitting", "main_output", "read", "read_program"]
+__all__ = ["Reading", "answered", "fitting", "main_output", "read", "read_program"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
+from subprune.data.tokens import IGNORED
+from subprune.measure.answers import Reading, answered, fitting, read
 from subprune.measure.language import Surprise, attended, next_tokens, surprise, tokens_of
 
 if TYPE_CHECKING:

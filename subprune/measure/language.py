@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.measure.answers import IGNORED
+from subprune.data.tokens import IGNORED
 from subprune.program.program import flat_tensors
 
 if TYPE_CHECKING:

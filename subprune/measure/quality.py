@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from subprune.data.batch import Batch
 from subprune.data.batches import take
+from subprune.data.tokens import IGNORED
 from subprune.errors import DataError, OptionError, StructureError
 from subprune.keywords import must_be
-from subprune.measure.answers import IGNORED, Reading, fitting
+from subprune.measure.answers import Reading, fitting
 from subprune.measure.causality import QUANTISED, predicts_next
 from subprune.measure.compare import Comparison, Tally
 from subprune.measure.language import next_tokens, token_count

@@ -37,9 +37,10 @@ from subprune.options.texts import PARTS
 from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS
+from subprune.statistics.products import Asymmetric
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
-from subprune.statistics.targets import TARGETS, Asymmetric
+from subprune.statistics.targets import TARGETS
 
 __all__ = ["GuaranteeOptions", "Options"]
 
