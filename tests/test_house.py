@@ -27,6 +27,7 @@ from subprune.structure.flow import RULES
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "subprune"
+PAPER = ROOT / "paper" / "subprune_paper"
 FOLDERS = ("subprune", "paper", "tests", "benchmarks", "examples", "experiments", "scripts")
 
 MOST_AT_THE_TOP = 12  # modules, the front door included
@@ -69,8 +70,10 @@ def functions(text: str) -> Iterator[ast.FunctionDef]:
 
 def test_no_module_looks_into_dict() -> None:
     found = [
-        f"{path}:{number}"
-        for path, text in sources()
+        f"{folder}/{path}:{number}"
+        for folder in FOLDERS
+        for path, text in sources(ROOT / folder)
+        if f"{folder}/{path}" != "tests/test_house.py"
         for number, line in enumerate(text.splitlines(), 1)
         if "__dict__" in line
     ]
@@ -100,7 +103,7 @@ def cached(text: str) -> list[str]:
 
 
 def test_no_property_runs_a_network() -> None:
-    found = {path: properties_that_run(text) for path, text in sources()}
+    found = {path: properties_that_run(text) for path, text in (*sources(), *sources(PAPER))}
     found = {path: names for path, names in found.items() if names}
     assert not found, f"make these functions, which are called: {found}"
 
@@ -176,7 +179,8 @@ def names_tested(text: str) -> list[str]:
 
 
 def test_no_method_is_known_by_name() -> None:
-    found = {p: names_tested(text) for p, text in sources() if p != "methods.py"}
+    texts = [*sources(), *sources(PAPER), *sources(ROOT / "scripts"), *sources(ROOT / "examples")]
+    found = {p: names_tested(text) for p, text in texts if p != "methods.py"}
     found = {path: tests for path, tests in found.items() if tests}
     assert not found, f"let the method's parts say what is asked here: {found}"
 
