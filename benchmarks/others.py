@@ -18,8 +18,8 @@ import subprune
 from subprune.data.batches import batches
 from subprune.measure.measurements import count_parameters
 from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import load
-from subprune.zoo.evaluation import count_correct
 
 # what the committed rows named "default" were made with
 PLAIN: dict[str, Any] = {"method": "asym-in-change", "ridge": 0, "allocate": "knapsack"}

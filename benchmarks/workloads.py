@@ -26,8 +26,8 @@ from subprune.statistics.calibration import Calibration
 from subprune.statistics.columns import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.place import Place as Stand
+from subprune.statistics.products import Layer
 from subprune.statistics.statistics import Statistics
-from subprune.statistics.targets import Layer
 from subprune.structure.cost import CostModel
 from subprune.structure.groups import Group, in_order
 from subprune.zoo.datasets import load

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from subprune.data.batches import batches
 from subprune.statistics.batchnorm import recalibrate
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build
 from subprune.zoo.weights import load_weights
 from subprune_paper.augmentation import augment

@@ -19,8 +19,8 @@ from torch import nn
 
 import subprune
 from subprune.measure.measurements import count_parameters
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 from subprune_paper.tables import write_csv
 from subprune_paper.training import finetune_recipe, fit

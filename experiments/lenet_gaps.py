@@ -28,8 +28,8 @@ from torch import nn
 import subprune
 from subprune.select.forward_selection import greedy_loss
 from subprune.select.selector import Ranking, View
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, shipped_lenet
 from subprune.zoo.weights import load_weights, save_weights
 from subprune_paper.tables import LABELS, paper_rows

@@ -22,8 +22,8 @@ from statistics import mean, pstdev
 import torch
 
 import subprune
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 
 METHODS = {

@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 
 import subprune
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Group
 
-__all__ = ["Result", "calibrate", "forecast", "prune"]
+__all__ = ["calibrate", "forecast", "prune"]
 
 
 def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:
@@ -84,12 +85,7 @@ def calibrate(model: nn.Module, data: Any, **options: Any) -> Calibrated:
 @given_back
 def _held(model: nn.Module, data: Any, options: Options) -> Calibrated:
     """The inputs alone, for several goals, of which this is the first."""
-    use_threads(options.threads)
-    check_model(model)
-    with (
-        sharing(options.distributed) as ranks,
-        progress_bar({"setup": 1}, _shown(options, ranks)) as tick,
-    ):
+    with _begun(model, options, {"setup": 1}) as (ranks, tick):
         tick("reading data")
         held = _read(model, data, options, keep=True)
         ranks.share(None)  # nobody goes on to the first goal if one could not read
@@ -123,12 +119,7 @@ def prune(model: nn.Module, data: Any, options: Options) -> Result:
     """
     watch = Stopwatch()
     options = _fitting(model, data, options)
-    use_threads(options.threads)
-    check_model(model)
-    with (
-        sharing(options.distributed) as ranks,
-        progress_bar(_stages(options), _shown(options, ranks)) as tick,
-    ):
+    with _begun(model, options, _stages(options)) as (ranks, tick):
         ready = _ready(model, data, options, tick, watch, ranks)
         demand, verify = ready.demand, ready.demand.verification
         groups = len(options.budgets or demand.groups)
@@ -170,12 +161,7 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
         A `Forecast` with the number of units that every group would keep.
     """
     options = _fitting(model, data, options)
-    use_threads(options.threads)
-    check_model(model)
-    with (
-        sharing(options.distributed) as ranks,
-        progress_bar(_stages(options), _shown(options, ranks)) as tick,
-    ):
+    with _begun(model, options, _stages(options)) as (ranks, tick):
         demand = _ready(model, data, options, tick, Stopwatch(), ranks).demand
         steps = demand.steps()
         tick.plan(budgets=steps, pruning=0, check=0, measuring=0)
@@ -187,12 +173,7 @@ def forecast(model: nn.Module, data: Any, options: Options) -> Forecast:
 @given_back
 def _calibrated(model: nn.Module, data: Any, options: Options) -> Calibrated:
     """As if for a goal that every model meets: budgets are divided by what is measured here."""
-    use_threads(options.threads)
-    check_model(model)
-    with (
-        sharing(options.distributed) as ranks,
-        progress_bar(_stages(options), _shown(options, ranks)) as tick,
-    ):
+    with _begun(model, options, _stages(options)) as (ranks, tick):
         tick("reading data")
         held = _read(model, data, options, keep=True)
         demand = _ready(model, held, options, tick, Stopwatch(), ranks).demand
@@ -201,6 +182,20 @@ def _calibrated(model: nn.Module, data: Any, options: Options) -> Calibrated:
         demand.counts()
         ranks.share(None)  # what has ended the call of one rank ends that of all
         return held
+
+
+@contextlib.contextmanager
+def _begun(
+    model: nn.Module, options: Options, stages: Mapping[str, int]
+) -> Iterator[tuple[Ranks, Progress]]:
+    """Who shares a call, and whom it tells of its progress; the model is looked at first."""
+    use_threads(options.threads)
+    check_model(model)
+    with (
+        sharing(options.distributed) as ranks,
+        progress_bar(stages, _shown(options, ranks)) as tick,
+    ):
+        yield ranks, tick
 
 
 def _fitting(model: nn.Module, data: Any, options: Options) -> Options:

@@ -69,7 +69,7 @@ def _interactive() -> bool:
 def progress_bar(
     stages: Mapping[str, int], progress: bool | Callable[[Step], None] | None
 ) -> Iterator[Progress]:
-    """Progress through stages of so many steps; complete when the block ends without an error.
+    """Progress through stages of several steps; complete when the block ends without an error.
 
     `progress` is None (a bar in a terminal or notebook), True, False, or a function that gets every
     `Step`.

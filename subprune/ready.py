@@ -33,7 +33,7 @@ from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.loop.recipe import Recipe
     from subprune.measure.stopwatch import Stopwatch
     from subprune.options.options import Options

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from subprune.budget.explicit import missed
 from subprune.budget.latency import LatencyGoal
-from subprune.data.batches import Batch, fingerprint, first_samples
+from subprune.data.batch import Batch, fingerprint, first_samples
 from subprune.errors import OptionError
 from subprune.io.pretrained import save_pretrained
 from subprune.measure import measurements as measure
@@ -68,16 +68,16 @@ class Result:
         """
         return save_pretrained(self, folder)
 
-    def with_guarantees(self, found: Guarantees) -> Result:
+    def with_guarantees(self, guarantees: Guarantees) -> Result:
         """The same result with `subprune.guarantees.guarantees` of its budgets in the report."""
         if self.plan.unbounded:
             raise OptionError(self.plan.unbounded)
-        self._check_same(found)
+        self._check_same(guarantees)
         lines = []
-        for g in found.groups:
+        for g in guarantees.groups:
             words = (
                 g.assumptions
-                if found.patches == "all"
+                if guarantees.patches == "all"
                 else (*g.assumptions, "at random patches of each image")
             )
             lines += [
@@ -93,19 +93,20 @@ class Result:
             ]
         return replace(self, report=replace(self.report, guarantees=tuple(lines)))
 
-    def _check_same(self, found: Guarantees) -> None:
+    def _check_same(self, guarantees: Guarantees) -> None:
         """Refuse bounds of another selection."""
         plan = self.plan
         expected = {"target": plan.target, "data": plan.data, "selection": plan.selection}
-        if found.patches == "random":
+        if guarantees.patches == "random":
             expected["seed"] = plan.options.get("seed", 0)
         differing = [
-            f"{name}={getattr(found, name)!r} there, {x!r} here"
+            f"{name}={getattr(guarantees, name)!r} there, {x!r} here"
             for name, x in expected.items()
-            if getattr(found, name) != x
+            if getattr(guarantees, name) != x
         ]
-        if found.target != "layer":  # then every group depends on what the groups before have kept
-            counts = {g.name: g.budgets[0].k for g in found.groups}
+        # of other targets, every group depends on what the groups before have kept
+        if guarantees.target != "layer":
+            counts = {g.name: g.budgets[0].k for g in guarantees.groups}
             differing += (
                 [f"budgets={counts} there, {plan.counts} here"] if counts != plan.counts else []
             )
@@ -132,25 +133,7 @@ def make_result(
     """Plan and report of a finished pruning."""
     tick("comparing outputs")
     dense, first = calibration.model, calibration.given[0]
-    parts = tuple(done.groups[g.name] for g in groups)
-    data = fingerprint(calibration.given)
-    plan = Plan(
-        method=options.recipe.name,
-        target=options.recipe.target.name,
-        used={
-            "selector": options.recipe.selector.name,
-            "fit": options.recipe.fit.name,
-            "budgets": options.allocator.name,
-        },
-        options=options.to_dict(),
-        groups=parts,
-        refitted={name: figures.stages for name, figures in done.refitted.items()},
-        inputs=describe_inputs(first.inputs),
-        eager=eager,
-        data=data,
-        selection=options.recipe.selection,
-        unbounded=options.unbounded,
-    )
+    plan = _plan(calibration, groups, done, options, eager)
     setattr(small, HISTORY, (*history_of(dense), plan.to_stored()))
     program = calibration.structure.program
     samples = sum(b.size for b in calibration.given)
@@ -208,6 +191,29 @@ def make_result(
         parts=dict(watch.parts),
     )
     return Result(small, plan, report, dense)
+
+
+def _plan(
+    calibration: Calibration, groups: Sequence[Group], done: Walk, options: Options, eager: bool
+) -> Plan:
+    """What was decided, as data."""
+    return Plan(
+        method=options.recipe.name,
+        target=options.recipe.target.name,
+        used={
+            "selector": options.recipe.selector.name,
+            "fit": options.recipe.fit.name,
+            "budgets": options.allocator.name,
+        },
+        options=options.to_dict(),
+        groups=tuple(done.groups[g.name] for g in groups),
+        refitted={name: figures.stages for name, figures in done.refitted.items()},
+        inputs=describe_inputs(calibration.given[0].inputs),
+        eager=eager,
+        data=fingerprint(calibration.given),
+        selection=options.recipe.selection,
+        unbounded=options.unbounded,
+    )
 
 
 def _compared(
@@ -279,10 +285,10 @@ def _odd_labels(batches: Sequence[Batch]) -> Iterator[str]:
     """One whole number for every input, or a row with a single one in it, from which no accuracy
     could be made.
     """
-    found = [b.labels for b in batches if b.labels is not None]
-    if found and all(_one_hot(x) for x in found):
+    labels = [b.labels for b in batches if b.labels is not None]
+    if labels and all(_one_hot(x) for x in labels):
         yield "no accuracy was measured: the labels are one-hot; give class numbers, labels.argmax(1)"
-    elif found and all(x.ndim == 1 and not x.is_floating_point() for x in found):
+    elif labels and all(x.ndim == 1 and not x.is_floating_point() for x in labels):
         pairs = [(b.size, len(b.labels)) for b in batches if b.labels is not None]
         uneven = next(((inputs, own) for inputs, own in pairs if inputs != own), None)
         if uneven is not None:
@@ -292,7 +298,7 @@ def _odd_labels(batches: Sequence[Batch]) -> Iterator[str]:
                 "label for each input"
             )
             return
-        low, high = min(int(x.min()) for x in found), max(int(x.max()) for x in found)
+        low, high = min(int(x.min()) for x in labels), max(int(x.max()) for x in labels)
         yield (
             f"no accuracy was measured: the labels of the data, {low} to {high}, are not class "
             "numbers of the outputs"

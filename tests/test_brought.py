@@ -8,7 +8,7 @@ from torch import nn
 
 import subprune
 from subprune.plan import FITTED, MOVED, REFINED, UNFITTED, GroupPlan, Plan
-from subprune.report.brought import courses, parts_used
+from subprune.report.brought import errors_by_stage, parts_used
 from subprune.report.figures import Report
 
 
@@ -70,7 +70,7 @@ def test_a_layer_that_a_stage_left_alone_keeps_its_error() -> None:
     still = group("b", (UNFITTED, 0.8), (FITTED, 0.4))
     whole = GroupPlan(name="c", kind="neuron", units=4, kept=(0, 1, 2, 3), consumers=())
     plan = Plan(method="auto", options={}, used={"fit": "affine"}, groups=(moved, still, whole))
-    (course,) = courses(plan)
+    (course,) = errors_by_stage(plan)
     assert course.what.startswith("2 layers that")
     assert [error for _, error in course.errors] == pytest.approx([0.6, 0.3, 0.25])
     assert str(course).startswith("60% weights as they were → 30% weights fitted → 25% targets")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.cli import data as cli_data
 from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.models import load_model
+from subprune.cli.loading import load_model
 from subprune.errors import DataError, OptionError
 from subprune.methods import METHODS
 from subprune.zoo.datasets import Images, load

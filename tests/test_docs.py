@@ -8,6 +8,7 @@ and extras that exist.
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 import shlex
 import sys
@@ -28,6 +29,7 @@ from subprune.methods import METHODS
 from subprune.program.ops import PRODUCTS
 from subprune.program.record import MODULES
 from subprune.select.selectors import SELECTORS
+from subprune.statistics.statistics import Statistics
 from subprune.statistics.targets import TARGETS
 from subprune.structure.flow import RULES
 from subprune.structure.rules import index, linear, shape  # noqa: F401  (the rules, to be put back)
@@ -170,6 +172,76 @@ def test_no_block_is_without_a_language() -> None:
     assert {
         m[1] for page in PAGES for m in BLOCK.finditer(page.read_text(encoding="utf-8"))
     } <= known
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ROOM = re.compile(r"^([a-z_]+/?(?:, [a-z_]+/?)*)  +(.*)$")
+
+
+def rooms() -> list[tuple[list[str], str]]:
+    """The lines of the picture in architecture.md: rooms that know nothing of each other, and
+    what is said of them.
+    """
+    ((_, picture),) = blocks(ARCHITECTURE, "")
+    found: list[tuple[list[str], str]] = []
+    for line in picture.splitlines():
+        if match := ROOM.match(line):
+            found.append(([name.rstrip("/") for name in match[1].split(", ")], match[2]))
+        else:
+            found[-1] = (found[-1][0], f"{found[-1][1]} {line.strip()}")
+    return found
+
+
+def test_the_picture_of_the_house_is_what_is_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    checked = [set(layer.split(" | ")) for layer in reversed(layers) if layer != "__main__"]
+    assert [set(names) for names, _ in rooms()] == checked
+
+
+def test_files_in_the_picture_are_in_their_rooms() -> None:
+    named = 0
+    for names, words in rooms():
+        for file in re.findall(r"\b(\w+\.py)\b", words):
+            assert any((ROOT / "subprune" / name / file).is_file() for name in names), file
+            named += 1
+    assert named > 40
+
+
+def test_names_in_architecture_exist() -> None:
+    """Of modules and what is in them, in full or from their room on, and of files."""
+    text = re.sub(r"^```.*?^```", "", ARCHITECTURE.read_text(encoding="utf-8"), flags=re.S | re.M)
+    named = re.findall(r"`((?:\w+/)+\w+\.py|[a-z_]+(?:\.\w+)+)`", text)
+    assert len(named) > 15
+    for name in named:
+        if "/" in name:
+            assert (ROOT / "subprune" / name).is_file(), name
+            continue
+        pkgutil.resolve_name(name if name.startswith("torch.") else f"subprune.{name}")
+
+
+def test_names_in_docstrings_and_comments_exist() -> None:
+    """What stands in backticks with all its rooms, there and in the documentation."""
+    texts = [*(ROOT / "subprune").rglob("*.py"), *PAGES]
+    named = {
+        (path.name, name)
+        for path in texts
+        for name in re.findall(r"`(subprune(?:\.\w+)+)`", path.read_text(encoding="utf-8"))
+        if name != "subprune.commands"  # a group of entry points
+    }
+    assert len(named) > 40
+    for page, name in named:
+        try:
+            pkgutil.resolve_name(name)
+        except (AttributeError, ImportError) as error:
+            raise AssertionError(f"{page} speaks of {name}") from error
+
+
+def test_the_waist_in_architecture_is_the_code() -> None:
+    names: dict[str, Any] = {}
+    exec(next(code for _, code in blocks(ARCHITECTURE) if "class Statistics" in code), names)
+    shown, real = (dataclasses.fields(x) for x in (names["Statistics"], Statistics))
+    assert [f.name for f in shown] == [f.name for f in real]
 
 
 def test_links_inside_the_documentation_lead_somewhere() -> None:

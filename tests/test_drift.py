@@ -15,7 +15,7 @@ import subprune
 from subprune.errors import OptionError
 from subprune.fit.ridge import Ridge
 from subprune.plan import FITTED, UNFITTED
-from subprune.statistics.targets import Sequential
+from subprune.statistics.products import Sequential
 
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
 PAPER = "asym-in-change"

@@ -73,7 +73,7 @@ def test_what_the_config_can_say_is_found(name: str) -> None:
     fields = find_fields(model, structure)
     assert fields is not None
     assert not fields.problem
-    kinds = {structure[n].kind for f in fields.found for n in f.groups}
+    kinds = {structure[n].kind for f in fields.each for n in f.groups}
     assert ("head" in kinds) == family.heads
     assert bool(kinds - {"head"}) == family.widths
 
@@ -167,7 +167,7 @@ def test_numbers_of_heads_that_the_config_refuses_are_not_chosen() -> None:
     model = family.build(transformers)
     fields = find_fields(model, find_groups(model, some(family.example())))
     assert fields is not None
-    heads = next(f for f in fields.found if f.kind == "head")
+    heads = next(f for f in fields.each if f.kind == "head")
     assert heads.numbers == (1, 2, 3, 4, 6, 8)  # 24 is a multiple of these
     result = subprune.prune(model, family.example(), keep={"head": 0.7}, uniform=True)
     assert {g.kind: len(g.kept) for g in result.plan.groups} == {"head": 4, "neuron": 20}

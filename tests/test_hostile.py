@@ -22,7 +22,7 @@ from run_cli import runner
 from safetensors.torch import save_file
 
 import subprune
-from subprune.cli.models import load_model
+from subprune.cli.loading import load_model
 from subprune.errors import SubpruneError
 from subprune.reading.arrays import read_arrays, read_image
 from subprune.report.figures import Report

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from subprune.cli.hubs import LIBRARIES, central_view
-from subprune.cli.models import is_code, load
+from subprune.cli.loading import is_code, load
 from subprune.errors import DataError, OptionError
 
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import subprune
-from subprune.data.batches import Batch, batches
+from subprune.data.batch import Batch
+from subprune.data.batches import batches
 from subprune.measure.causality import predicts_next
 from subprune.measure.compare import vector_cosines
 from subprune.measure.language import next_tokens

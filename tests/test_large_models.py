@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.cutting import twin
-from subprune.data.batches import batches, folded
+from subprune.data.batches import batches
+from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
 from subprune.program.cores import granted

@@ -21,8 +21,8 @@ from subprune.methods import METHODS
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics import place
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.products import Asymmetric, Layer
 from subprune.statistics.target import Target
-from subprune.statistics.targets import Asymmetric, Layer
 
 BUILT_IN = tuple(METHODS)
 # Method "auto" aims where outputs land, refits layers that lose nothing and moves its targets: its

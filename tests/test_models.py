@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from subprune.errors import DataError, OptionError
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import (
     LeNet,
     PadShortcut,

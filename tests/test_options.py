@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.budget.allocators import ALLOCATORS
 from subprune.cli.app import app
-from subprune.cli.options import read, text_kind
+from subprune.cli.arguments import read, text_kind
 from subprune.data.views import VIEWS
 from subprune.errors import BudgetError, OptionError
 from subprune.fit.fits import FITS
@@ -154,6 +154,39 @@ def test_the_signature_is_the_table() -> None:
         assert [model.name, data.name, *(p.name for p in named)] == ["model", "data", *OPTIONS]
         assert all(p.kind is p.KEYWORD_ONLY for p in named)
         assert all(f"    {name}: " in (function.__doc__ or "") for name in OPTIONS)
+
+
+def flags_of(command: str) -> set[str]:
+    """The flags of a command, each by its only name; of switches the one that turns on."""
+    group = typer.main.get_command(app)
+    chosen = group.get_command(typer.Context(group), command)  # type: ignore[attr-defined]
+    named = [p for p in chosen.params if p.param_type_name == "option" and p.name != "help"]
+    for parameter in named:
+        assert parameter.opts == [FLAGS.name(parameter.name)], parameter.opts
+    return {parameter.name for parameter in named}
+
+
+def keywords_of(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+# What names a file or a built-in set, or says where something is written: of the command line alone.
+FILES = {"model", "data", "weights", "data_dir", "download", "output", "json"}
+
+
+def test_flags_beside_the_table_are_keywords_too() -> None:
+    """What flags say about data are keywords of `read_data`, or of what the command calls."""
+    reading = flags_of("prune") - {*OPTIONS} - FILES
+    assert reading == (keywords_of(subprune.read_data) - {"n_samples", "seed", "prepare"}) | {
+        "guarantees",  # a function
+        "dry_run",  # subprune.forecast
+    }
+    measured = flags_of("eval") - FILES - {"dense_weights"}
+    known = keywords_of(subprune.evaluate) | keywords_of(subprune.read_data)
+    assert measured - known == {"skip"}, "a slice of the tokens, in Python"
+    assert keywords_of(subprune.evaluate) - measured == {"forward", "progress"}
+    assert flags_of("inspect") - FILES <= reading | {*OPTIONS}
 
 
 def test_guarantees_share_their_options() -> None:

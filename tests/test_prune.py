@@ -19,8 +19,8 @@ from subprune.statistics.calibration import Calibration
 from subprune.statistics.runs import Passage
 from subprune.structure.analysis import find_groups
 from subprune.structure.groups import in_order
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, shipped_lenet
 
 VARIANTS = ("layer-in-change", "seq-in-change", "asym-in-change")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import subprune
-from subprune.data.batches import Batch
+from subprune.data.batch import Batch
 from subprune.distil.augment import Sampler
 from subprune.distil.recover import _batch_size
 from subprune.distil.training import _may_rearrange, answer_loss, features

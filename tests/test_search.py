@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.budget.goal import Goal
 from subprune.budget.mean import Shape, by_balance, even_share, usual_shape
-from subprune.budget.search import Search, _clearly_less, _Trial, divergences
+from subprune.budget.search import Search, _clearly_less, _WalkTrial, divergences
 from subprune.data.batches import batches
 from subprune.errors import OptionError
 from subprune.loop.looks import curves
@@ -51,13 +51,13 @@ def test_divergence_of_numbers_is_relative() -> None:
 
 def test_budgets_that_clearly_answer_better_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[tuple[int, ...], Tensor] = {}
-    judge = _Trial.apart
+    judge = _WalkTrial.apart
 
     def watched(self: Any, demand: Any, counts: Any) -> Tensor:
         seen[tuple(counts.values())] = judge(self, demand, counts)
         return seen[tuple(counts.values())]
 
-    monkeypatch.setattr(_Trial, "apart", watched)
+    monkeypatch.setattr(_WalkTrial, "apart", watched)
     model, images = shipped_lenet()[0], digits(192)
     result = subprune.prune(model, images, compression=8, allocate=Search(inputs=64), **QUIET)
     plain = subprune.prune(model, images, compression=8, allocate="output", **QUIET)
@@ -79,7 +79,7 @@ def test_chance_is_not_taken_for_better() -> None:
 def test_a_walk_sees_other_inputs_than_those_it_is_judged_on() -> None:
     model, images = shipped_lenet()[0], digits(96)
     calibration = Calibration.of(model, batches(images, model))
-    trial = _Trial(demand_of(calibration, "search", Goal(compression=2)), 32)
+    trial = _WalkTrial(demand_of(calibration, "search", Goal(compression=2)), 32)
     fitted, judged = (
         {tuple(row.flatten().tolist()) for b in part.batches for row in b.inputs[0][0]}
         for part in (trial.setting.calibration, trial.judged)

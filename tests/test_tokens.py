@@ -14,7 +14,8 @@ import subprune
 from subprune.budget.accuracy import accuracy_curves
 from subprune.budget.felt import Felt
 from subprune.data import layouts
-from subprune.data.batches import Batch, take
+from subprune.data.batch import Batch
+from subprune.data.batches import take
 from subprune.data.layouts import lay_out
 from subprune.data.tokens import masks
 from subprune.distil.training import answer_loss

@@ -15,8 +15,8 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from subprune.cli.arguments import Preparation
 from subprune.cli.data import DataChoice, load_data
-from subprune.cli.options import Preparation
 from subprune.data.batches import take
 from subprune.errors import DataError, OptionError
 from subprune.messages import FLAGS

@@ -29,7 +29,8 @@ from subprune.cutting.check import check_groups
 from subprune.cutting.masking import mask
 from subprune.cutting.surgery import attempt, cut
 from subprune.cutting.twin import TOLERANCE, match
-from subprune.data.batches import Batch, batches
+from subprune.data.batch import Batch
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, StructureError
 from subprune.loop.walk import Walk
 from subprune.plan import GroupPlan

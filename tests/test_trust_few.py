@@ -17,14 +17,16 @@ import subprune
 from subprune.budget.goal import Limit, Rounding
 from subprune.budget.hulls import by_knapsack
 from subprune.budget.mean import LEAST_SHARE, by_balance, even_share
-from subprune.data.batches import batches, folded
+from subprune.data.batches import batches
+from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit.cross_fit import FOLDS, STRENGTHS, cross_fit
 from subprune.fit.solver import solve
 from subprune.select.keep_order import KeepOrder
-from subprune.statistics.accumulation import Accumulator, clipped
+from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.statistics import Statistics
+from subprune.statistics.sums import clipped
 from subprune.structure.analysis import find_groups
 from subprune.structure.cost import CostModel
 from subprune.zoo.datasets import load

@@ -24,7 +24,8 @@ from zoo import ZOO
 import subprune
 from subprune.budget.accuracy import accuracy_curves
 from subprune.budget.latency import LatencyGoal
-from subprune.data.batches import Batch, batches
+from subprune.data.batch import Batch
+from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.fit.ridge import Ridge
 from subprune.guarantees import guarantees
@@ -38,7 +39,7 @@ from subprune.program.recurrent import recurrent_flops
 from subprune.progress import Step, progress_bar
 from subprune.report.figures import Report
 from subprune.statistics.calibration import Calibration
-from subprune.statistics.targets import Layer
+from subprune.statistics.products import Layer
 
 QUIET: dict[str, Any] = {"time_calls": False, "progress": False}
 

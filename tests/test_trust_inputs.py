@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from zoo_odd import Pooled
 
 import subprune
-from subprune.data.batches import Batch, folded, take
+from subprune.data.batch import Batch
+from subprune.data.batches import take
+from subprune.data.division import folded
 from subprune.errors import DataError, OptionError
 
 # ---- folds ---------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import subprune
-from subprune.data.batches import Batch
+from subprune.data.batch import Batch
 from subprune.data.views import mirrored, moved, with_views
 from subprune.errors import OptionError
 from subprune.statistics.calibration import Calibration

@@ -10,10 +10,10 @@ from subprune.methods import find_method
 from subprune.select.selector import Setting, View
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.place import Place, generator
+from subprune.statistics.products import Layer
 from subprune.statistics.runs import Run
 from subprune.statistics.statistics import Statistics
 from subprune.statistics.target import Target
-from subprune.statistics.targets import Layer
 from subprune.structure.groups import Group, in_order
 
 __all__ = ["recipe_of", "setting_of", "statistics_at", "views"]

@@ -38,8 +38,8 @@ from subprune.structure.analysis import find_groups
 from subprune.structure.choose import choose_groups
 from subprune.structure.cost import CostModel
 from subprune.structure.groups import in_order
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load, split_verification
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import build, shipped_lenet
 from subprune.zoo.weights import load_weights
 from subprune_paper.augmentation import augment

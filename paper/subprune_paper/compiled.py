@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from subprune.zoo.datasets import Images
-from subprune.zoo.models import CLASSES, LeNet
+from subprune.zoo.models import LeNet
+from subprune.zoo.readers import CLASSES
 
 if TYPE_CHECKING:
     from subprune_paper.training import TrainingRecipe

@@ -38,6 +38,7 @@ __all__ = [
 
 FINETUNE = ("none", "limited", "full")
 GOALS = ("compression", "keep")
+RENAMED = {"target": "goal; in subprune.prune, target is what a layer should give"}
 SHIPPED_CONFIGS = Path(__file__).resolve().parent / "configs"
 
 
@@ -58,8 +59,8 @@ class Config:
         only: groups that are pruned, a name or pattern as for `subprune.prune` or a list; none
             means all that can be.
         ignore: groups that are left whole, given in the same way.
-        target: "compression" (parameters before / after) or "keep" (share of the prunable units).
-        values: of the target; compression 1 and keep 1 mean the dense network, which is run in any
+        goal: "compression" (parameters before / after) or "keep" (share of the prunable units).
+        values: of the goal; compression 1 and keep 1 mean the dense network, which is run in any
             case.
         allocate: budget rule of the methods that have none of their own; "uniform" with keep:
             equal fractions.
@@ -87,7 +88,7 @@ class Config:
     weights_sha256: str = ""
     only: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
-    target: str = "compression"
+    goal: str = "compression"
     values: tuple[float, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     allocate: str = "equal-accuracy"
     curves: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -115,7 +116,7 @@ class Config:
                 f"name is {self.name!r}; allowed are small letters, digits and dashes."
             )
         _one_of("dataset", [self.dataset], dataset_names())
-        _one_of("target", [self.target], GOALS)
+        _one_of("goal", [self.goal], GOALS)
         _one_of("allocate", [self.allocate], ALLOCATORS)
         _one_of("batchnorm", self.batchnorm, BATCHNORM)
         _one_of("finetune", self.finetune, FINETUNE)
@@ -138,11 +139,11 @@ class Config:
         for field in ("verify_samples", "test", "finetune_epochs"):
             if getattr(self, field) < 0:
                 raise OptionError(f"{field} is {getattr(self, field)}; it must not be negative.")
-        low, high = (1, float("inf")) if self.target == "compression" else (0, 1)
+        low, high = (1, float("inf")) if self.goal == "compression" else (0, 1)
         for value in self.values:
             if not low <= value <= high or value == 0:
                 raise OptionError(
-                    f"values holds {value}; {self.target} must lie between {low} and {high}."
+                    f"values holds {value}; {self.goal} must lie between {low} and {high}."
                 )
         if not 0 < self.delta < 1:
             raise OptionError(f"delta is {self.delta}; it must lie between 0 and 1.")
@@ -212,6 +213,8 @@ def parse_config(content: dict[str, Any], sources: tuple[tuple[str, str], ...] =
     hints = {k: v for k, v in get_type_hints(Config).items() if k != "sources"}
     values = {}
     for key, value in content.items():
+        if key in RENAMED:
+            raise OptionError(f"{key} is now {RENAMED[key]}.")
         if key not in hints:
             raise OptionError(
                 f"unknown setting {key!r}; {closest(key, hints)}allowed are {', '.join(hints)}."

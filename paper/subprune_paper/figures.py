@@ -141,11 +141,11 @@ def _draw(
                 axis, curves.get((method, True, batchnorm, finetune), []), dense, method, faded=True
             )
         _line(axis, curves.get((method, reweight, batchnorm, finetune), []), dense, method)
-    axis.set_xscale("log", base=2 if config.target == "compression" else 10)
+    axis.set_xscale("log", base=2 if config.goal == "compression" else 10)
     ticks = list(config.values)
     axis.set_xticks(ticks, [f"{v:g}" for v in ticks])
     axis.set_xlabel(
-        "compression ratio" if config.target == "compression" else "share of channels kept"
+        "compression ratio" if config.goal == "compression" else "share of channels kept"
     )
     axis.set_title("with reweighting" if reweight else "without reweighting")
     axis.grid(alpha=0.3)

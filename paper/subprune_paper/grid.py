@@ -168,7 +168,7 @@ def _cell(
         method=method,
         reweight=reweight,
         batchnorm=batchnorm,
-        target=config.target,
+        target=config.goal,
         value=float(value),
         finetune=finetune,
         seed=seed,

@@ -60,7 +60,7 @@ def write_report(config: Config, rows: Sequence[Row], folder: Path) -> list[Path
 def page(config: Config, rows: Sequence[Row]) -> str:
     """The page as text."""
     curves, dense = points(config, rows), dense_top1(rows)
-    by_ratio = config.target == "compression"
+    by_ratio = config.goal == "compression"
     data = {
         "axis": f"{'compression ratio' if by_ratio else 'share of channels kept'} (log scale)",
         "letter": "c" if by_ratio else "share",
@@ -92,7 +92,7 @@ def _facts(config: Config, rows: Sequence[Row], dense: float) -> list[str]:
             else "."
         )
     )
-    if config.paper_model and config.target == "compression":
+    if config.paper_model and config.goal == "compression":
         facts.append(
             "The paper's accuracies count the last batch as full, about 1.1% too low; so "
             "differences are between shares of the dense accuracy that are left, ours less the "
@@ -175,7 +175,7 @@ def _table(
     title: str, lines: Lines, config: Config, cell: Callable[[Point], dict[str, str]]
 ) -> dict[str, Any]:
     values = sorted({p.value for _, _, curve in lines for p in curve})
-    sign = "c = " if config.target == "compression" else "kept "
+    sign = "c = " if config.goal == "compression" else "kept "
     rows = []
     for method, reweight, curve in lines:
         by_value = {p.value: p for p in curve}

@@ -138,7 +138,7 @@ def _point(config: Config, group: Group, value: float, runs: Sequence[Row], dens
     point["share"] = mean(top1) / dense
     method, reweight, _, finetune = group
     paper = paper_rows().get((config.paper_model, method, reweight, finetune == "full", value))
-    if paper is not None and finetune != "limited" and config.target == "compression":
+    if paper is not None and finetune != "limited" and config.goal == "compression":
         point["paper_top1"], point["paper_share"] = (
             paper["top1"],
             paper["top1"] / config.paper_dense,

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from subprune.errors import DataError, SubpruneError
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.weights import save_weights
 from subprune_paper.training import Epoch, TrainingRecipe, recipe, recipe_names, train
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError, closest
+from subprune.zoo.correct import channels_last, mode
 from subprune.zoo.datasets import Images
-from subprune.zoo.evaluation import channels_last, mode
 from subprune.zoo.models import build
 from subprune_paper import compiled
 from subprune_paper.augmentation import augment

@@ -8,11 +8,13 @@ import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from subprune.errors import DataError, OptionError
+from subprune.options.names import AllocatorName
+from subprune.options.table import OPTIONS
 from subprune_paper.config import (
     Config,
     find_config,
@@ -41,6 +43,7 @@ def config(**changes: Any) -> Config:
     ("changes", "said"),
     [
         ({"method": ["random"]}, "did you mean 'methods'"),
+        ({"target": "keep"}, "target is now goal"),
         ({"methods": ["asym-inchange"]}, "did you mean 'asym-in-change'"),
         ({"model": "lenett"}, "did you mean 'lenet'"),
         ({"dataset": "cifar"}, "did you mean 'cifar10'"),
@@ -48,7 +51,7 @@ def config(**changes: Any) -> Config:
         ({"batchnorm": ["recalibrated"]}, "did you mean 'recalibrate'"),
         ({"allocate": "equal-acc"}, "equal-accuracy"),
         ({"values": [0.5]}, "compression must lie between 1"),
-        ({"values": [2], "target": "keep"}, "keep must lie between 0"),
+        ({"values": [2], "goal": "keep"}, "keep must lie between 0"),
         ({"values": []}, "at least one"),
         ({"curves": "act-grad"}, "must be a table"),
         ({"curves": {"random": "layer-in-chang"}}, "did you mean 'layer-in-change'"),
@@ -64,6 +67,19 @@ def config(**changes: Any) -> Config:
 def test_bad_settings_are_refused_with_the_way_out(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         config(**changes)
+
+
+def test_settings_that_are_options_of_prune_are_those_options() -> None:
+    """A key of an experiment that has the name of an option means that option, with its values."""
+    keys = {f.name for f in dataclasses.fields(Config)}
+    assert keys & set(OPTIONS) == {"allocate", "batchnorm", "ignore", "only"}
+    for allocate in get_args(AllocatorName):
+        assert config(allocate=allocate).allocate == allocate
+    for batchnorm in OPTIONS["batchnorm"].choices:
+        assert config(batchnorm=[batchnorm]).batchnorm == (batchnorm,)
+    pruned, left_whole = ["conv*"], ["fc1"]
+    assert config(only=pruned).only == tuple(pruned)
+    assert config(ignore=left_whole).ignore == tuple(left_whole)
 
 
 def test_missing_settings_and_files(tmp_path: Path) -> None:
@@ -94,7 +110,7 @@ def test_shipped_experiments_have_the_papers_settings() -> None:
         read = read_config(name)
         assert (read.seeds, read.batches, read.batch_size) == ((42, 43, 44, 45, 46), 4, 128)
         assert read.verify_samples == 10_000
-        assert read.target == "keep" or read.values == (1, 2, 4, 8, 16, 32, 64, 128)
+        assert read.goal == "keep" or read.values == (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def test_cells_of_the_grid_are_different_and_stable() -> None:
@@ -140,15 +156,15 @@ def test_curves_can_be_taken_from_another_method() -> None:
     }
 
 
-@pytest.mark.parametrize(("target", "values"), [("compression", [2, 4]), ("keep", [0.5])])
+@pytest.mark.parametrize(("goal", "values"), [("compression", [2, 4]), ("keep", [0.5])])
 def test_a_grid_without_the_value_one_has_the_dense_cell_too(
-    target: str, values: list[float], tmp_path: Path
+    goal: str, values: list[float], tmp_path: Path
 ) -> None:
     """Reports are made beside it, so a grid of one's own can be reported."""
-    own = config(values=values, target=target, seeds=[1])
+    own = config(values=values, goal=goal, seeds=[1])
     cells = cells_of(own)
     assert [c.method for c in cells].count(DENSE) == 1
-    assert [c.key for c in cells_of(config(values=[1, *values], target=target, seeds=[1]))] == [
+    assert [c.key for c in cells_of(config(values=[1, *values], goal=goal, seeds=[1]))] == [
         c.key for c in cells
     ]
     rows: list[dict[str, Any]] = [

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from subprune.errors import DataError, OptionError
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import LeNet, build
 from subprune.zoo.weights import load_weights
 from subprune_paper import train as script

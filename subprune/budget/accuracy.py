@@ -19,10 +19,11 @@ from torch import Tensor
 from subprune.budget.cache import Cache
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
+from subprune.data.tokens import IGNORED
 from subprune.errors import DataError
 from subprune.loop.looks import looks
 from subprune.loop.walk import alone
-from subprune.measure.answers import IGNORED, Reading, answered, read_program
+from subprune.measure.answers import Reading, answered, read_program
 from subprune.messages import Message
 from subprune.statistics.runs import Passage, Run
 

@@ -17,7 +17,7 @@ from subprune.budget.uniform import Uniform
 if TYPE_CHECKING:
     from subprune.budget.demand import Allocator
 
-__all__ = ["ALLOCATORS", "DEFAULT"]
+__all__ = ["ALLOCATORS", "DEFAULT_ALLOCATOR"]
 
 ALLOCATORS: dict[str, Allocator] = {
     allocator.name: allocator
@@ -35,5 +35,5 @@ ALLOCATORS: dict[str, Allocator] = {
     )
 }
 
-DEFAULT = "balanced"
+DEFAULT_ALLOCATOR = "balanced"
 """The allocator of methods that have none of their own."""

@@ -16,7 +16,7 @@ from subprune.files import write_atomic
 
 __all__ = ["Cache", "fingerprint"]
 
-VERSION = 2
+_LAYOUT = 2
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Cache:
     """Entries by name in one JSON file, written after each; the file's name is the key."""
 
     def __init__(self, folder: str | Path, *key: Any) -> None:
-        self.path = Path(folder) / f"curves-{fingerprint(VERSION, *key)[:32]}.json"
+        self.path = Path(folder) / f"curves-{fingerprint(_LAYOUT, *key)[:32]}.json"
 
     def read(self) -> dict[str, Any]:
         """What is there; a file that cannot be read is refused, not overwritten."""

@@ -152,8 +152,8 @@ class Demand:
             return []
         p, q = (self.cost.params_of(x, "blocks") for x in ({}, kept))
         f, h = (self.cost.flops_of(x, "blocks") for x in ({}, kept))
-        left = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs"
-        return [f"of the blocks, without embeddings, positions and last layer, {left} are left"]
+        sizes = f"{q:,} of {p:,} parameters ({q / p:.1%}) and {h / max(1, f):.1%} of the FLOPs"
+        return [f"of the blocks, without embeddings, positions and last layer, {sizes} are left"]
 
     def without(self, names: Sequence[str]) -> Demand:
         """The same without some groups."""

@@ -128,7 +128,7 @@ def _at(demand: Demand, share: float) -> Counts:
 
 
 def _timer(demand: Demand) -> Timer:
-    """Seconds per call of the model cut to so many units; any units, they all take as long."""
+    """Seconds per call of the model cut to these numbers of units, whichever units they are."""
     structure, inputs = demand.calibration.structure, demand.calibration.given[0].inputs
     dense, ranks = demand.calibration.model, demand.calibration.ranks
 

@@ -54,7 +54,7 @@ class Shape:
     tilt: float = 0.0
 
 
-DEFAULT = Shape()
+_EVEN = Shape()
 
 
 def usual_shape(demand: Demand) -> Shape:
@@ -74,7 +74,7 @@ def by_balance(
     cost: CostModel,
     limit: Limit,
     rounding: Rounding,
-    shape: Shape = DEFAULT,
+    shape: Shape = _EVEN,
 ) -> Counts:
     """Widths of a shape between the knapsack's and equal fractions, scaled to the goal."""
     even = even_share(groups, cost, limit, rounding)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.mean import CLIP, Shape, by_balance, usual_shape
-from subprune.data.batches import folded
+from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.keywords import must_be
 from subprune.loop.looks import curves
@@ -27,7 +27,7 @@ from subprune.measure.answers import answered, read_program
 
 if TYPE_CHECKING:
     from subprune.budget.goal import Counts
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.statistics.calibration import Calibration
 
 __all__ = ["Search", "divergences"]
@@ -66,7 +66,7 @@ class Search(Allocator):
                 demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape
             )
 
-        trial = _Trial(demand, self.inputs)
+        trial = _WalkTrial(demand, self.inputs)
         best = usual_shape(demand)  # as the allocator "output" has it
         known = {tuple(at(best).values()): trial.apart(demand, at(best))}
         least = next(iter(known.values()))
@@ -105,7 +105,7 @@ def _clearly_less(new: Tensor, old: Tensor) -> bool:
     return float(gain.mean()) > 2 * float(gain.std()) / len(gain) ** 0.5
 
 
-class _Trial:
+class _WalkTrial:
     """Walks on a part of the inputs, judged on the others."""
 
     def __init__(self, demand: Demand, inputs: int | None) -> None:

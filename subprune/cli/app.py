@@ -46,7 +46,7 @@ _ADDED = add_commands(app)
 
 DEBUG = "--debug"
 STOPPED = 130
-# what libraries call a number that is none, and what it is called here
+# what libraries call the number they expected, and what it is called here
 _NUMBERS = {"integer": "a whole number", "float": "a number", "number": "a number"}
 _STOPPED = "stopped; no file was left half-written, and the same command resumes where it can"
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import say
-from subprune.cli.models import Loaded, call, find_callable
+from subprune.cli.hubs import Loaded
+from subprune.cli.loading import call, find_callable
 from subprune.errors import OptionError, closest
 from subprune.reading.arrays import IMAGES
 from subprune.reading.pixels import Pixels
@@ -38,7 +39,7 @@ class DataChoice:
     spec: str
     n_samples: int | None = 512  # None: all
     seed: int = 0
-    preparation: o.Preparation = field(default_factory=o.Preparation)
+    preparation: a.Preparation = field(default_factory=a.Preparation)
     _: KW_ONLY
     option: str = "--data"  # that named it, for messages
     loaded: Loaded | None = None  # the model that labels and texts have to fit
@@ -49,7 +50,7 @@ class DataChoice:
             raise OptionError(f"--n-samples must be at least 1, got {self.n_samples}")
         if abs(self.seed) >= 2**63:
             raise OptionError(f"--seed must fit into 64 bits, got {self.seed}")
-        _ = self.reader  # refuses sizes that are none
+        _ = self.reader  # refuses what is not a size
 
     @property
     def folder(self) -> Path | None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from torch import nn
 
-from subprune.api import Result, prune
+from subprune.api import prune
 from subprune.files import write_atomic
 from subprune.io.storage import save
 from subprune.measure.tables import text_table
+from subprune.result import Result
+from subprune.zoo.correct import count_correct
 from subprune.zoo.datasets import Images, calibration_batches, load
-from subprune.zoo.evaluation import count_correct
 from subprune.zoo.models import shipped_lenet
 
 __all__ = ["Row", "run_demo", "table"]

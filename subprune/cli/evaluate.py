@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 
 __all__ = ["register"]
 
@@ -37,7 +37,7 @@ def evaluate(
             "row of tokens.",
         ),
     ],
-    weights: o.Weights = None,
+    weights: a.Weights = None,
     dense: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="Another model, for agreement or cosine with it."),
@@ -45,7 +45,7 @@ def evaluate(
     dense_weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its weights, as --weights.")
     ] = None,
-    tokenizer: o.Tokenizer = None,
+    tokenizer: a.Tokenizer = None,
     context: Annotated[
         int | None,
         typer.Option(help="Tokens of a window of text (default: 1024, or what the model takes)."),
@@ -60,13 +60,13 @@ def evaluate(
     n_samples: Annotated[
         int | None, typer.Option(help="How many inputs are used (default: all).")
     ] = None,
-    data_dir: o.DataDir = None,
-    resize: o.Resize = None,
-    mean: o.Mean = "",
-    std: o.Std = "",
-    column: o.Column = None,
-    download: o.Download = False,
-    json: o.Json = False,
+    data_dir: a.DataDir = None,
+    resize: a.Resize = None,
+    mean: a.Mean = "",
+    std: a.Std = "",
+    column: a.Column = None,
+    download: a.Download = False,
+    json: a.Json = False,
 ) -> None:
     """Measure a model: perplexity of texts, top-1 and top-5 with labels, agreement with another.
 
@@ -77,7 +77,7 @@ def evaluate(
     print_evaluation(
         models=((model, weights), (dense, dense_weights)),
         data=data,
-        preparation=o.Preparation(
+        preparation=a.Preparation(
             data_dir=data_dir,
             resize=resize,
             mean=mean,

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import print_json, print_text
 from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.models import Loaded, load
+from subprune.cli.hubs import Loaded
+from subprune.cli.loading import load
 from subprune.errors import DataError, OptionError
 from subprune.measure.quality import evaluate as measure
 from subprune.measure.quality import is_text
@@ -36,7 +37,7 @@ def print_evaluation(
     *,
     models: tuple[Named, Named],
     data: str,
-    preparation: o.Preparation,
+    preparation: a.Preparation,
     text: Text,
     n_samples: int | None,
     download: bool,
@@ -58,16 +59,18 @@ def print_evaluation(
         _refuse_windows(data, preparation, text)
         words = {"n_samples": n_samples}
     progress = False if json else None
-    found = measure(loaded.model, inputs, dense=other, progress=progress, **words)
+    evaluation = measure(loaded.model, inputs, dense=other, progress=progress, **words)
     if text.skip:
-        found = replace(found, protocol=f"from token {text.skip:,} on: {found.protocol}")
+        evaluation = replace(
+            evaluation, protocol=f"from token {text.skip:,} on: {evaluation.protocol}"
+        )
     if json:
-        print_json(found.to_dict())
+        print_json(evaluation.to_dict())
         return
-    print_text(str(found))
+    print_text(str(evaluation))
 
 
-def _refuse_windows(data: str, how: o.Preparation, text: Text) -> None:
+def _refuse_windows(data: str, how: a.Preparation, text: Text) -> None:
     """Options about the windows of a text, where the data is something else."""
     windows = {"--stride": text.stride, "--tokens": text.tokens, "--skip": text.skip or None}
     if Path(data).suffix in ARRAYS or data in dataset_names() or Path(data).is_dir():
@@ -78,7 +81,7 @@ def _refuse_windows(data: str, how: o.Preparation, text: Text) -> None:
         raise OptionError(f"{' and '.join(given)} {are} for texts, one row of tokens; omit {them}")
 
 
-def _inputs(loaded: Loaded, data: str, how: o.Preparation, n_samples: int | None) -> Any:
+def _inputs(loaded: Loaded, data: str, how: a.Preparation, n_samples: int | None) -> Any:
     """A text as one row of tokens, or as sentences; other data as for pruning, all of it."""
     path = Path(data)
     if path.suffix in SUFFIXES:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import print_json, print_text, say
 from subprune.errors import DataError, OptionError
 from subprune.files import write_atomic
@@ -38,7 +38,7 @@ def export(
             metavar="PATH", help="A folder that prune wrote, or a model that it or save() saved."
         ),
     ],
-    model: o.Model,
+    model: a.Model,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write an ONNX file.")] = False,
     torch_export: Annotated[
         bool, typer.Option("--torch-export", help="Write a torch.export file.")
@@ -46,13 +46,13 @@ def export(
     output: Annotated[
         Path | None, typer.Option(help="Folder (default: where the model is).")
     ] = None,
-    json: o.Json = False,
+    json: a.Json = False,
 ) -> None:
     """Write the small model as ONNX or torch.export, run the file, and compare it with PyTorch."""
     if not onnx and not torch_export:
         raise OptionError("nothing to write: give --onnx, --torch-export or both")
     saved = _saved_model(saved)
-    from subprune.cli.models import load_model
+    from subprune.cli.loading import load_model
     from subprune.io.export import export as run
 
     small = load_model(model, saved)

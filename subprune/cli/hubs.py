@@ -118,7 +118,7 @@ def _timm_view(config: Mapping[str, Any]) -> Prepare | None:
 def central_view(
     *, size: int, shorter: int, mean: Any, std: Any, mode: str = "bilinear"
 ) -> Prepare:
-    """The middle of an image whose shorter side was brought to so many pixels, scaled by channel."""
+    """The middle of a resized image, scaled by channel."""
     average, spread = (torch.tensor(tuple(x)).view(-1, 1, 1) for x in (mean, std))
 
     def prepare(image: Tensor) -> Tensor:

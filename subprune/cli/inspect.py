@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import line_width, print_json, print_text
 from subprune.messages import FLAGS, spelled
 
@@ -29,24 +29,24 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    model: o.Model,
-    data: o.Data,
-    weights: o.Weights = None,
-    data_dir: o.DataDir = None,
-    resize: o.Resize = None,
-    tokenizer: o.Tokenizer = None,
-    column: o.Column = None,
-    json: o.Json = False,
+    model: a.Model,
+    data: a.Data,
+    weights: a.Weights = None,
+    data_dir: a.DataDir = None,
+    resize: a.Resize = None,
+    tokenizer: a.Tokenizer = None,
+    column: a.Column = None,
+    json: a.Json = False,
 ) -> None:
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
     from subprune.cli.data import DataChoice, load_data
-    from subprune.cli.models import load
+    from subprune.cli.loading import load
     from subprune.data.batches import batches
     from subprune.report.inspection import inspect as look
 
     loaded = load(model, weights, trained=False)
     net = loaded.model
-    how = o.Preparation(data_dir=data_dir, resize=resize, tokenizer=tokenizer, column=column)
+    how = a.Preparation(data_dir=data_dir, resize=resize, tokenizer=tokenizer, column=column)
     choice = DataChoice(data, 2, 0, how, loaded=loaded)
     args, kwargs = batches(load_data(choice), net, 2)[0].inputs
     inspection = _in_flags(look(net, kwargs if kwargs and not args else args))

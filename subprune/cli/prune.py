@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 
 __all__ = ["register"]
 
@@ -24,11 +24,11 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=EXAMPLES)(prune)
 
 
-@o.with_options
+@a.with_options
 def prune(
-    model: o.Model,
-    data: o.Data,
-    weights: o.Weights = None,
+    model: a.Model,
+    data: a.Data,
+    weights: a.Weights = None,
     output: Annotated[Path, typer.Option(help="Folder for the model and the reports.")] = Path(
         "pruned"
     ),
@@ -39,18 +39,18 @@ def prune(
             help="Proven bounds in the report (default: where pruning was quick).",
         ),
     ] = None,
-    data_dir: o.DataDir = None,
-    resize: o.Resize = None,
-    mean: o.Mean = "",
-    std: o.Std = "",
-    tokenizer: o.Tokenizer = None,
-    column: o.Column = None,
-    context: o.Context = None,
-    download: o.Download = False,
+    data_dir: a.DataDir = None,
+    resize: a.Resize = None,
+    mean: a.Mean = "",
+    std: a.Std = "",
+    tokenizer: a.Tokenizer = None,
+    column: a.Column = None,
+    context: a.Context = None,
+    download: a.Download = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would go, and what it costs.")
     ] = False,
-    json: o.Json = False,
+    json: a.Json = False,
     **words: Any,
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
@@ -61,7 +61,7 @@ def prune(
         weights=weights,
         download=download,
         data=data,
-        preparation=o.Preparation(
+        preparation=a.Preparation(
             data_dir=data_dir,
             resize=resize,
             mean=mean,

@@ -13,10 +13,10 @@ from typing import Any
 
 from subprune.api import forecast as foresee
 from subprune.api import prune as run
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import line_width, print_json, print_text, say
 from subprune.cli.data import DataChoice, load_data, load_verification
-from subprune.cli.models import find_callable, is_code, load
+from subprune.cli.loading import find_callable, is_code, load
 from subprune.cli.torchrun import started_job
 from subprune.errors import OptionError, SubpruneError
 from subprune.files import locked, write_atomic
@@ -45,7 +45,7 @@ class Job:
     weights: Path | None
     download: bool
     data: str
-    preparation: o.Preparation
+    preparation: a.Preparation
     output: Path
     guarantees: bool | None
     dry_run: bool
@@ -63,8 +63,8 @@ def run_job(job: Job, words: Mapping[str, Any]) -> None:
 
 def _run(job: Job, words: Mapping[str, Any], rank: int) -> None:
     watch, shown = Stopwatch(), False if job.json or rank else None
-    keywords = o.read(words)
-    count = keywords.get("n_samples", o.TABLED["n_samples"].default)
+    keywords = a.read(words)
+    count = keywords.get("n_samples", a.TABLED["n_samples"].default)
     inputs_read = count if isinstance(count, int) else None  # tokens are counted in all of them
     choice = DataChoice(job.data, inputs_read, words["seed"], job.preparation)
     if is_code(job.model):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subprune.cli import options as o
+from subprune.cli import arguments as a
 from subprune.cli.console import line_width, print_json, print_text, say
 from subprune.errors import DataError
 
@@ -38,7 +38,7 @@ def report(
         ),
     ],
     html: Annotated[Path | None, typer.Option(help="Write the HTML page here.")] = None,
-    json: o.Json = False,
+    json: a.Json = False,
 ) -> None:
     """Show the report of a pruning again, or write its HTML page."""
     from subprune.report.terminal import report_text

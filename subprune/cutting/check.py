@@ -21,7 +21,7 @@ from torch import nn
 from subprune.cutting.masking import keep_mask
 from subprune.cutting.surgery import attempt, cut_in_place, duplicate
 from subprune.cutting.twin import TOLERANCE, Few, first_line
-from subprune.data.batches import Batch, first_samples
+from subprune.data.batch import Batch, first_samples
 from subprune.program.record import record
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ over the units and notice how many there are (norms, means) are computed on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from subprune.program.program import Inputs, Op, Override, Program, model_tensor
 if TYPE_CHECKING:
     from subprune.structure.groups import Group, Structure
 
-__all__ = ["Masked", "keep_mask", "mask", "overrides"]
+__all__ = ["Masked", "keep_mask", "kept_together", "mask", "overrides"]
 
 Keep = NDArray[np.bool_]
+Place = TypeVar("Place", bound=Hashable)
 
 
 def keep_mask(group: Group, kept: Sequence[int]) -> Keep:
@@ -103,14 +104,27 @@ def zero(tensors: dict[str, Tensor], group: Group, keep: Keep) -> None:
         tensors[slot.tensor] = x * factor.reshape(shape)
 
 
+def kept_together(
+    places: Iterable[tuple[Place, int, NDArray[np.int64], Keep]],
+) -> dict[Place, dict[int, Keep]]:
+    """Which positions stay, of every dimension of some places.
+
+    A dimension may hold units of several groups (a concatenation): what all of them keep stays.
+    places: where, the dimension, the unit of each position or -1, and the group's units that stay.
+    """
+    kept: dict[Place, dict[int, Keep]] = {}
+    for place, dim, units, keep in places:
+        on = (units < 0) | keep[units]
+        dims = kept.setdefault(place, {})
+        dims[dim] = dims[dim] & on if dim in dims else on
+    return kept
+
+
 def overrides(program: Program, keeps: Sequence[tuple[Group, Keep]]) -> dict[int, Override]:
     """Corrected operations, by index, for everything that notices the number of units."""
-    positions: dict[int, dict[int, Keep]] = {}
-    for group, keep in keeps:
-        for n in group.narrowings:
-            on = (n.units < 0) | keep[n.units]
-            dims = positions.setdefault(n.op, {})
-            dims[n.dim] = dims[n.dim] & on if n.dim in dims else on
+    positions = kept_together(
+        (n.op, n.dim, n.units, keep) for group, keep in keeps for n in group.narrowings
+    )
     return {
         index: _narrowed(dims)
         for index, dims in positions.items()

@@ -71,12 +71,12 @@ class Field:
 class Fields:
     """All of what a config can say about groups."""
 
-    found: tuple[Field, ...] = ()
+    each: tuple[Field, ...] = ()
     problem: str = ""  # why the config says nothing
 
     def of(self, group: str) -> Field | None:
         """The field that speaks of a group."""
-        return next((f for f in self.found if group in f.groups), None)
+        return next((f for f in self.each if group in f.groups), None)
 
 
 def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
@@ -92,15 +92,15 @@ def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
     groups = [g for g in structure.groups if g.kind != "stream"]
     heads = [g for g in groups if g.kind == "head"]
     others = [g for g in groups if g.kind != "head"]
-    found: list[Field] = []
+    fields: list[Field] = []
     for section, content in blueprint.sections.items():
         trials = [*_width_trials(section, content), *_head_trials(section, content, heads)]
         for trial in trials:
             able = heads if trial.kind == "head" else others
             field = _tried(trial, blueprint, shapes, able)
-            if field is not None and not any(set(f.groups) & set(field.groups) for f in found):
-                found.append(field)
-    return Fields(tuple(found))
+            if field is not None and not any(set(f.groups) & set(field.groups) for f in fields):
+                fields.append(field)
+    return Fields(tuple(fields))
 
 
 # ---- experiments ---------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def sync_config(
     cut = {n: len(units) for n, units in kept.items() if len(units) < structure[n].n_units}
     notes: list[str] = []
     uneven: list[tuple[Field, dict[str, int]]] = []
-    for field in fields.found:
+    for field in fields.each:
         numbers = {name: cut.get(name, field.units) for name in field.groups}
         if len(set(numbers.values())) == 1:
             _write(model, field.section, field.values(next(iter(numbers.values()))))

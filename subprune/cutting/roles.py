@@ -33,7 +33,7 @@ def find_roles(groups: Sequence[Group], fields: Fields | None) -> Roles:
     whole = {g.name: _silence(g, fields) for g in groups if fields.of(g.name) is None}
     sets: list[tuple[str, ...]] = []
     numbers: dict[str, tuple[int, ...]] = {}
-    for f in fields.found:
+    for f in fields.each:
         others = [name for name in f.groups if name not in names]
         if others:
             why = f"the config has one number for it and for {others[0]}, which is not pruned"

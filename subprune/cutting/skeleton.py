@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+from subprune.program.process import quiet
 
 __all__ = ["Blueprint", "Shapes", "shapes_of"]
 
@@ -57,14 +58,14 @@ class Blueprint:
 
     def accepted(self) -> bool:
         """Whether the config's own checks take these values."""
-        with _quiet(), contextlib.suppress(Exception):
+        with _trial(), contextlib.suppress(Exception):
             self.config_kind.from_dict(copy.deepcopy(dict(self.content)))
             return True
         return False
 
     def shapes(self) -> Shapes | None:
         """Shapes of the tensors of a model built from it; None if it cannot be built."""
-        with _quiet(), contextlib.suppress(Exception):
+        with _trial(), contextlib.suppress(Exception):
             config = self.config_kind.from_dict(copy.deepcopy(dict(self.content)))
             with torch.device("meta"):
                 return shapes_of(self.kind(config))
@@ -72,16 +73,10 @@ class Blueprint:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _trial() -> Iterator[None]:
     """Neither warnings nor random numbers of the caller's are spent on a trial."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=_devices()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
-        try:
-            yield
-        finally:
-            logging.disable(level)
+    with quiet(logging.ERROR), torch.random.fork_rng(devices=_devices()):
+        yield
 
 
 def _devices() -> Sequence[int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune.cutting.attributes import sync_attributes, sync_modules
-from subprune.cutting.masking import Keep, keep_mask, mask
+from subprune.cutting.masking import Keep, keep_mask, kept_together, mask
 from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
@@ -131,15 +131,9 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
-    """A dimension may hold units of several groups (a concatenation):
-    what all of them keep stays.
-    """
-    kept: dict[str, dict[int, Keep]] = {}
-    for group, keep in keeps:
-        for slot in group.slots:
-            on = (slot.units < 0) | keep[slot.units]
-            dims = kept.setdefault(slot.tensor, {})
-            dims[slot.dim] = dims[slot.dim] & on if slot.dim in dims else on
+    kept = kept_together(
+        (slot.tensor, slot.dim, slot.units, keep) for group, keep in keeps for slot in group.slots
+    )
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new: dict[str, Tensor] = {}
     for name, dims in kept.items():

@@ -36,7 +36,7 @@ _WIDE_TOLERANCE = 1e-9  # in float64: rounding is 1e-16, times 1e7 for ill-condi
 # a difference of up to ten times the largest of three nudges is rounding …
 _DRAWS, _MULTIPLE = 3, 10.0
 _MOST_NOISE = 1e-2  # … unless it is as large as what a unit does
-_USUAL = 16  # a difference of so many units in the last place of the model's numbers is no news
+_USUAL = 16  # a difference of this many units in the last place of the model's numbers is rounding
 _COPIED = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _WIDE = {**_COPIED, **dict.fromkeys(HALF, torch.float64)}
 _PIECE = 2**18  # numbers that are compared at a time: they stay in the cache

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map
 
+from subprune.data.batch import Batch, first_samples, on_device
 from subprune.data.samples import LABEL_KEYS, is_sample, unbatched_dimensions
 from subprune.data.sources import Lot, plain_item, read
 from subprune.data.tokens import MASKS, token_counts, token_limit, unclear
@@ -23,28 +23,14 @@ if TYPE_CHECKING:
     from subprune.program.program import Inputs
 
 __all__ = [
-    "Batch",
     "Taken",
     "batches",
     "examples",
-    "fingerprint",
-    "first_samples",
-    "folded",
     "model_dtype",
-    "signature",
     "take",
 ]
 
 _FEW = 32  # inputs of a data set that stand for it as an example
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Arguments for one call of the model, and labels if there are any."""
-
-    inputs: Inputs
-    labels: Tensor | None
-    size: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ def take(
 ) -> Taken:
     """`n_samples` samples of `data`, drawn by seed where it can be indexed; None takes all.
 
-    ``"4096 tokens"`` takes as many samples as it takes to have so many tokens that count.
+    ``"4096 tokens"`` takes samples until they have that many tokens that count.
 
     `data` is a tensor or an array of inputs, a tuple of these, a map-style data set, a DataLoader,
     or any iterable of tensors, of tuples ``(inputs, labels)`` or of dicts of keyword arguments;
@@ -89,14 +75,14 @@ def take(
     """
     dtype, remarks = model_dtype(model), dict[str, None]()
     if isinstance(data, Taken):  # read already, perhaps for a model of another type
-        known = [_to(_cast(batch, dtype)[0], device) for batch in data.batches]
+        known = [on_device(_cast(batch, dtype)[0], device) for batch in data.batches]
         return Taken(known, data.remarks)
     tokens = token_limit(n_samples)
 
     def convert(item: Any) -> Batch:
         batch, cast = _cast(_batch(item, model, forward), dtype)
         remarks.update(dict.fromkeys(cast))
-        return _to(batch, device)
+        return on_device(batch, device)
 
     def single(item: Any) -> bool:
         return is_sample(item, model, convert, lambda text: remarks.setdefault(text))
@@ -111,7 +97,7 @@ def take(
             "give data[None] for this one input, or several as [samples, …]"
         )
     _check_lengths(data)
-    # As many samples as tokens are more than enough; how many are taken, their tokens tell.
+    # One sample per token is more than enough; how many are taken depends on their tokens.
     wanted = tokens or n_samples
     assert not isinstance(wanted, str)
     source = read(data, Lot(wanted, seed, shuffled=tokens is not None), single)
@@ -168,7 +154,7 @@ def _enough(worth: Sequence[int], missing: int) -> int:
 def examples(model: nn.Module, example: Any) -> Inputs:
     """Arguments of one call: as they are given, or the first few inputs of what `take` reads.
 
-    A list or tuple is read as arguments if the model takes so many, and they are not all dicts of
+    A list or tuple is read as arguments if the model takes that many, and they are not all dicts of
     its keyword arguments.
     """
     if isinstance(example, list | tuple) and (
@@ -188,7 +174,7 @@ def _is_call(model: nn.Module, item: Any) -> bool:
 
 
 def _fits(model: nn.Module, count: int) -> bool:
-    """Whether the model can be called with so many arguments."""
+    """Whether the model can be called with this number of arguments."""
     try:
         inspect.signature(model.forward).bind(*[None] * count)
     except TypeError:
@@ -340,133 +326,6 @@ def _arguments(item: Any) -> Inputs:
     )
 
 
-def first_samples(batch: Batch, count: int) -> Batch:
-    """The first samples of a batch."""
-    return _samples(batch, slice(0, count))
-
-
-def _samples(batch: Batch, chosen: slice) -> Batch:
-    """Some samples of a batch; tensors with another first dimension stay whole."""
-    kept = len(range(batch.size)[chosen])
-    labels = None if batch.labels is None else batch.labels[chosen]
-    return Batch(
-        tree_map(lambda x: x[chosen] if _per_sample(x, batch) else x, batch.inputs), labels, kept
-    )
-
-
-def _per_sample(x: Any, batch: Batch) -> bool:
-    return isinstance(x, Tensor) and x.ndim > 0 and x.shape[0] == batch.size
-
-
-def folded(
-    batches: Sequence[Batch], parts: int, *, whole: bool = False, most: int | None = None
-) -> tuple[list[Batch], list[int]]:
-    """Batches of the same samples, and for each the number of the fold that it belongs to.
-
-    Folds are numbered from 0 without gaps, at most `parts` of them. Samples are dealt out one by
-    one, so that data sorted by class gives folds that are alike, and what a fold gets of several
-    batches is put together again up to their size, or `most` samples if that is less. Batches that
-    cannot be taken apart (tensors of different lengths), or that are to stay `whole`, go to folds
-    as they are; a lone one makes one fold, so that nothing can be held out.
-    """
-    largest = max(b.size for b in batches)
-    smaller = most is not None and most < largest
-    if parts < 1:
-        raise DataError(f"the samples are divided into at least 1 part, got {parts}")
-    if whole or (parts == 1 and not smaller) or not all(_divisible(b) for b in batches):
-        return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
-    parts = min(parts, sum(b.size for b in batches))
-    hands: list[list[Batch]] = [[] for _ in range(parts)]
-    start = 0
-    for batch in batches:
-        for fold in range(parts):
-            first = (fold - start) % parts
-            if first < batch.size:
-                hands[fold].append(
-                    _samples(batch, slice(first, None, parts)) if batch.size > 1 else batch
-                )
-        start += batch.size
-    pieces = [
-        (piece, fold)
-        for fold, hand in enumerate(hands)
-        for b in _together(hand, largest)
-        for piece in _divided(b, largest if most is None else most)
-    ]
-    return [b for b, _ in pieces], [fold for _, fold in pieces]
-
-
-def _together(batches: Sequence[Batch], most: int) -> list[Batch]:
-    """The same samples in fewer batches, of at most so many samples each."""
-    joined: list[Batch] = []
-    for batch in batches:
-        both = (
-            _joined(joined[-1], batch) if joined and joined[-1].size + batch.size <= most else None
-        )
-        if both is None:
-            joined.append(batch)
-        else:
-            joined[-1] = both
-    return joined
-
-
-def _divided(batch: Batch, most: int) -> Iterator[Batch]:
-    """The samples of a batch in pieces of at most so many."""
-    if batch.size <= most:
-        yield batch
-        return
-    for start in range(0, batch.size, most):
-        yield _samples(batch, slice(start, start + most))
-
-
-def _joined(a: Batch, b: Batch) -> Batch | None:
-    """Two batches as one; None where their tensors are not alike."""
-    (flat_a, spec), (flat_b, other) = tree_flatten(a.inputs), tree_flatten(b.inputs)
-    if spec != other or (a.labels is None) != (b.labels is None):
-        return None
-    leaves = []
-    for x, y in zip(flat_a, flat_b, strict=True):
-        if (
-            _per_sample(x, a)
-            and _per_sample(y, b)
-            and x.shape[1:] == y.shape[1:]
-            and x.dtype == y.dtype
-        ):
-            leaves.append(torch.cat([x, y]))
-        elif isinstance(x, Tensor) or isinstance(y, Tensor) or x != y:
-            return None
-        else:
-            leaves.append(x)
-    labels = None
-    if a.labels is not None and b.labels is not None:
-        if a.labels.shape[1:] != b.labels.shape[1:] or a.labels.dtype != b.labels.dtype:
-            return None
-        labels = torch.cat([a.labels, b.labels])
-    return Batch(tree_unflatten(leaves, spec), labels, a.size + b.size)
-
-
-def _divisible(batch: Batch) -> bool:
-    """Whether every tensor has one entry per sample, or one for all."""
-    tensors = [x for x in tree_flatten(batch.inputs)[0] if isinstance(x, Tensor) and x.ndim]
-    return all(x.shape[0] in (1, batch.size) for x in tensors)
-
-
-def _balanced(sizes: Sequence[int], folds: int) -> list[int]:
-    """A fold for each size: the largest first, each to the fold with the fewest samples so far."""
-    held = [0] * folds
-    chosen = [0] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        chosen[i] = min(range(folds), key=lambda f: held[f])
-        held[chosen[i]] += sizes[i]
-    return chosen
-
-
-def _to(batch: Batch, device: torch.device | None) -> Batch:
-    if device is None:
-        return batch
-    moved = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch.inputs)
-    return Batch(moved, None if batch.labels is None else batch.labels.to(device), batch.size)
-
-
 def _check(batch: Batch, number: int) -> None:
     for x in tree_flatten(batch.inputs)[0]:
         if isinstance(x, Tensor) and x.is_meta:
@@ -480,31 +339,3 @@ def _check(batch: Batch, number: int) -> None:
                 f"batch {number} of the calibration data contains NaN or infinity, in its inputs "
                 f"{which} (counted from 0); remove those"
             )
-
-
-def signature(inputs: Inputs) -> tuple[Any, ...]:
-    """What a recorded program depends on: shapes and types of all tensors,
-    and the other arguments.
-    """
-    flat, spec = tree_flatten(inputs)
-    parts = [(tuple(x.shape), str(x.dtype)) if isinstance(x, Tensor) else repr(x) for x in flat]
-    return (str(spec), *parts)
-
-
-def fingerprint(batches: Sequence[Batch]) -> str:
-    """A hash of all inputs, to tell later whether a result was made with the same data."""
-    digest = hashlib.sha256()
-    for batch in batches:
-        for x in tree_flatten(batch.inputs)[0]:
-            if isinstance(x, Tensor):
-                digest.update(f"{tuple(x.shape)}{x.dtype}".encode())
-                digest.update(
-                    x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                )
-            else:
-                digest.update(
-                    repr(x).encode()
-                    if isinstance(x, str | int | float | bool | None)
-                    else b"object"
-                )
-    return digest.hexdigest()[:32]

@@ -22,7 +22,7 @@ from subprune.program.ops import product
 from subprune.program.record import record
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Inputs, Program
 
 __all__ = ["lay_out"]
@@ -40,10 +40,10 @@ def lay_out(
     Nothing is run where all tokens count.
     """
     layouts, remarks = dict(known or {}), []
-    found = {layout.mask for layout in layouts.values()}
+    read = {layout.mask for layout in layouts.values()}
     for name in MASKS:
         padded = [(b, p) for b, p in zip(batches, programs, strict=True) if name in masks(b.inputs)]
-        if not padded or name in found:
+        if not padded or name in read:
             continue
         batch, program = max(padded, key=lambda pair: pair[0].inputs[1][name].shape[1])
         new = _layouts(model, program, batch.inputs, name)
@@ -104,7 +104,7 @@ def _compared(
 
 
 def _resized(inputs: Inputs, name: str, samples: int, length: int) -> Inputs:
-    """Arguments for so many samples, with this length on the side of the mask `name`."""
+    """Arguments for a number of samples, with this length on the side of the mask `name`."""
     args, kwargs = inputs
     count, old = kwargs[name].shape
 

@@ -20,18 +20,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import default_collate
 
+from subprune.data.batch import Batch
 from subprune.errors import DataError
 from subprune.program.record import record
-
-if TYPE_CHECKING:
-    from subprune.program.program import Inputs
 
 __all__ = ["LABEL_KEYS", "is_sample", "unbatched_dimensions"]
 
@@ -47,18 +45,7 @@ _UNBATCHED: dict[type[nn.Module], int] = {
 }
 
 
-class Arguments(Protocol):
-    """What `subprune.data.batches.Batch` has."""
-
-    @property
-    def inputs(self) -> Inputs: ...
-    @property
-    def labels(self) -> Tensor | None: ...
-    @property
-    def size(self) -> int: ...
-
-
-Convert = Callable[[Any], Arguments]  # an item as arguments of the model
+Convert = Callable[[Any], Batch]  # an item as arguments of the model
 
 
 @dataclass(frozen=True)

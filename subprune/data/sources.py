@@ -42,14 +42,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Lot:
-    """How samples are drawn: so many, by seed; all in their own order if there are no more."""
+    """How samples are drawn: `n` of them, by seed; all in their own order if there are no more."""
 
     n: int | None  # None: all
     seed: int = 0
     shuffled: bool = False  # all of them in random order too: the caller may take just the first
 
     def holds(self, length: int) -> bool:
-        """Whether so many samples are taken as they come."""
+        """Whether that number of samples is taken as they come."""
         return self.n is None or (length <= self.n and not self.shuffled)
 
     def rows(self, length: int) -> list[int] | None:
@@ -59,7 +59,7 @@ class Lot:
         generator = torch.Generator().manual_seed(self.seed)
         if length <= max(2**24, 2 * self.n):
             return torch.randperm(length, generator=generator)[: self.n].tolist()
-        drawn: dict[int, None] = {}  # of so many, hardly any is drawn twice
+        drawn: dict[int, None] = {}  # of a large number, hardly any is drawn twice
         while len(drawn) < self.n:
             more = torch.randint(length, (self.n,), generator=generator).tolist()
             drawn.update(dict.fromkeys(more))

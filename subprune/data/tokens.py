@@ -19,7 +19,7 @@ from subprune.messages import Message
 from subprune.program.layout import Layout, counted
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Inputs, Program
 
 __all__ = [
@@ -46,7 +46,7 @@ def masks(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _clear(x: Any) -> Tensor | None:
-    """A mask [N, L] of zeros and ones, not all zeros, as bool; None if this is none."""
+    """A mask [N, L] of zeros and ones, not all zeros, as bool; None for anything else."""
     if not isinstance(x, Tensor) or x.ndim != 2:
         return None
     ones = x == 1

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from subprune.data.batches import Batch
+from subprune.data.batch import Batch
 from subprune.errors import OptionError
 from subprune.messages import Message
 

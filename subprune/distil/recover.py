@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from subprune.data.batches import Batch, folded, take
+from subprune.data.batches import take
+from subprune.data.division import folded
 from subprune.data.tokens import counted_by_shape
 from subprune.distil.augment import Sampler
 from subprune.distil.training import Course, Match, train
@@ -27,11 +28,12 @@ from subprune.reading.reader import from_path
 from subprune.report.recovery import Recovery
 
 if TYPE_CHECKING:
+    from subprune.data.batch import Batch
     from subprune.result import Result
 
 __all__ = ["recover"]
 
-_HELD_OUT = 8  # one of so many inputs is never trained on
+_HELD_OUT = 8  # one input of this many is never trained on
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
 _RATES = {True: 4e-4, False: 1e-4}  # whether what is trained on is ever new
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -71,15 +73,14 @@ def recover(
         clock: "processor" counts the time of this process alone, all its threads added up: where
             other work shares the machine, the same minutes then buy the same training.
         steps: how many steps at most; by default as many as the minutes allow.
-        rate: the highest learning rate of Adam; small, since the start is good. By default 4e-4
-            for images that are augmented, of which no two steps see the same, and else 1e-4.
+        rate: the highest learning rate of Adam. By default 4e-4 for images that are augmented, of
+            which no two steps see the same, and else 1e-4.
         batch: inputs of a step; by default 64, of long sequences as many as have 1,024 tokens.
         augment: whether images are cropped, mirrored and mixed.
-        products: "bfloat16" multiplies in that type while training, about twice as fast where
-            the processor can (AVX-512 BF16, AMX); weights and figures stay as they are.
-        match: what of class answers is made the same: "scores" before the softmax, less their
-            mean, or "probabilities" (KL divergence). By default scores where each input has one
-            answer, and probabilities where it has many (words, pixels).
+        products: "bfloat16" multiplies in that type while training, faster where the processor
+            can (AVX-512 BF16, AMX); weights and figures stay as they are.
+        match: what of class answers is made the same, "scores" or "probabilities". By default
+            scores where each input has one answer, else (words, pixels) probabilities.
         n_samples: how many inputs, or tokens, are used, as for `prune`; by default all.
         forward: as for `prune`.
         seed: seed for everything random.
@@ -88,14 +89,54 @@ def recover(
     Returns:
         A `Result` with the trained model; its `recovery` says what it brought.
     """
-    _check(minutes=minutes, steps=steps, rate=rate, batch=batch)
-    for name, given, allowed in (
-        ("products", products, list(_PRODUCTS)),
-        ("clock", clock, list(_CLOCKS)),
-        ("match", _MATCHES[0] if match is None else match, list(_MATCHES)),
-    ):
-        if given not in allowed:
-            raise OptionError(must_be(name, f"one of {', '.join(allowed)}", given))
+    _check_numbers(minutes=minutes, steps=steps, rate=rate, batch=batch)
+    _check_choices(products=products, clock=clock, match=match)
+    teacher = _teacher(result, dense)
+    data = from_path(data, teacher, n_samples, seed)
+    inputs = take(data, teacher, n_samples, forward=forward, seed=seed)
+    seen, unseen = _divided(inputs.batches)
+    sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
+    dim, usual = _kind(teacher, judged, unseen[0])
+    course = Course(
+        minutes=minutes,
+        rate=_RATES[sampler.augment] if rate is None else rate,
+        batch=_batch_size(seen[0]) if batch is None else batch,
+        steps=steps,
+        products=_PRODUCTS[products],
+        clock=_CLOCKS[clock],
+        match=usual if match is None else match,
+    )
+    looks = {"training": course.looks + 1}
+    with progress_bar(looks, progress) as tick, _at_rest(teacher, result.model):
+        tick.enter("training")
+        training = train(teacher, result.model, sampler, judged, course, dim, tick)
+        recovery = Recovery(
+            match=None if dim is None else course.match,
+            loss=(training.losses[0], training.losses[training.best]),
+            agreement=_agreements(teacher, (result.model, training.model), judged, dim),
+            inputs=sampler.count,
+            held_out=sum(b.size for b in unseen),
+            steps=training.steps,
+            seconds=training.seconds,
+        )
+    return _recovered(result, training.model, recovery)
+
+
+def _recovered(result: Result, model: nn.Module, recovery: Recovery) -> Result:
+    """The result with the trained model, and a note that says what the training brought."""
+    model.train(result.model.training)
+    report = replace(result.report, notes=(*result.report.notes, str(recovery)))
+    return replace(result, model=model, report=report, recovery=recovery)
+
+
+def _batch_size(batch: Batch) -> int:
+    """Inputs of a step: sequences count with their tokens."""
+    tokens = token_count(batch) // max(1, batch.size)
+    return max(1, min(_INPUTS, _TOKENS // max(1, tokens)))
+
+
+def _teacher(result: Result, dense: nn.Module | None) -> nn.Module:
+    """The model that says what should come out."""
     if not hasattr(result, "dense"):
         raise OptionError(
             "recover takes what subprune.prune gave back, result, not result.model; got an object "
@@ -106,57 +147,42 @@ def recover(
         raise OptionError(
             "this result does not know the dense model it was made from: give it as dense=model"
         )
-    data = from_path(data, teacher, n_samples, seed)
-    inputs = take(data, teacher, n_samples, forward=forward, seed=seed)
-    parts, numbers = folded(inputs.batches, _HELD_OUT)
+    return teacher
+
+
+def _kind(teacher: nn.Module, arguments: Any, batch: Batch) -> tuple[int | None, Match]:
+    """The dimension of the classes, None for numbers; and what of the answers is matched: of many
+    answers to one input, their probabilities.
+    """
+    with _at_rest(teacher):
+        output = _answer(teacher, arguments)
+    dim = read(output, replace(batch, labels=None)).dim
+    return dim, _MATCHES[output.ndim > 2]
+
+
+def _divided(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Inputs to train on, and those that are held out."""
+    parts, numbers = folded(batches, _HELD_OUT)
     seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
     unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
     if not seen or not unseen:
         raise DataError(
             f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
         )
-    sampler, judged = Sampler.of(_arguments(seen), augment, seed), _joined(unseen, seed)
-    size = _batch_size(seen[0]) if batch is None else batch
-    with _at_rest(teacher):
-        output = _answer(teacher, judged)
-    dim = read(output, replace(unseen[0], labels=None)).dim
-    course = Course(
-        minutes=minutes,
-        rate=_RATES[sampler.augment] if rate is None else rate,
-        batch=size,
-        steps=steps,
-        products=_PRODUCTS[products],
-        clock=_CLOCKS[clock],
-        match=_MATCHES[output.ndim > 2] if match is None else match,
-    )
-    with (
-        progress_bar({"training": course.looks + 1}, progress) as tick,
-        _at_rest(teacher, result.model),
-    ):
-        tick.enter("training")
-        training = train(teacher, result.model, sampler, judged, course, dim, tick)
-        losses = training.losses
-        recovery = Recovery(
-            match=None if dim is None else course.match,
-            loss=(losses[0], losses[training.best]),
-            agreement=_agreements(teacher, [result.model, training.model], judged, dim),
-            inputs=sampler.count,
-            held_out=sum(b.size for b in unseen),
-            steps=training.steps,
-            seconds=training.seconds,
-        )
-    training.model.train(result.model.training)
-    report = replace(result.report, notes=(*result.report.notes, str(recovery)))
-    return replace(result, model=training.model, report=report, recovery=recovery)
+    return seen, unseen
 
 
-def _batch_size(batch: Batch) -> int:
-    """Inputs of a step: sequences count with their tokens."""
-    tokens = token_count(batch) // max(1, batch.size)
-    return max(1, min(_INPUTS, _TOKENS // max(1, tokens)))
+def _check_choices(**given: Any) -> None:
+    choices: dict[str, Collection[Any]]
+    choices = {"products": _PRODUCTS, "clock": _CLOCKS, "match": (*_MATCHES, None)}
+    for name, allowed in choices.items():
+        if given[name] not in list(allowed):  # which may be anything, a list included
+            raise OptionError(must_be(name, f"one of {', '.join(map(str, allowed))}", given[name]))
 
 
-def _check(*, minutes: float, steps: int | None, rate: float | None, batch: int | None) -> None:
+def _check_numbers(
+    *, minutes: float, steps: int | None, rate: float | None, batch: int | None
+) -> None:
     for name, value in (("minutes", minutes), ("rate", 1.0 if rate is None else rate)):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:

@@ -133,7 +133,7 @@ def cross_fit(
     shifts: tuple[Tensor, ...] = ()
     if folded.folds > 1:
         trials = [
-            _Trial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
+            _FoldTrial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths, ranks)
@@ -166,7 +166,7 @@ def cross_fit(
     )
 
 
-class _Trial:
+class _FoldTrial:
     """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked
     for.
     """
@@ -268,7 +268,7 @@ def _some_outputs(stats: Statistics, outputs: Tensor) -> Statistics:
     return replace(stats, cross=stats.cross[:, at], target_sums=stats.target_sums[at])
 
 
-def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float], ranks: Ranks) -> float:
+def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ranks: Ranks) -> float:
     """The strength with the least held-out error.
 
     The best for the first fold, or a neighbour that all prefer.
@@ -279,23 +279,23 @@ def _best_strength(trials: Sequence[_Trial], strengths: Sequence[float], ranks: 
     first.both()  # which all of its trials need
 
     def change(strength: float) -> float:
-        found = first.change(strength)
+        error = first.change(strength)
         if first.wide:
             first.tidy(first.best(), statistics=False)
-        return found
+        return error
 
     changes = _each(change, strengths, columns, ranks)
     first.know(dict(zip(strengths, changes, strict=True)))
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
 
-    def changes_near(trial: _Trial) -> list[float]:
-        found = [trial.change(strength) for strength in near]
+    def changes_near(trial: _FoldTrial) -> list[float]:
+        errors = [trial.change(strength) for strength in near]
         trial.tidy(strengths[best])
-        return found
+        return errors
 
-    found = _each(changes_near, trials, columns, ranks)
-    totals = [sum(both) for both in zip(*found, strict=True)]
+    by_fold = _each(changes_near, trials, columns, ranks)
+    totals = [sum(both) for both in zip(*by_fold, strict=True)]
     return near[totals.index(min(totals))]
 
 

@@ -226,9 +226,9 @@ def _positive(matrix: Tensor) -> int:
 def _largest(matrix: Tensor) -> float:
     """The largest eigenvalue of a positive semidefinite matrix, to a few per cent."""
     lengths = matrix.norm(dim=0)  # [q], none of which is larger than that eigenvalue
-    found = _iterated(matrix, matrix.new_ones(len(matrix), 1))
-    if found >= float(lengths.max()):
-        return found
+    value = _iterated(matrix, matrix.new_ones(len(matrix), 1))
+    if value >= float(lengths.max()):
+        return value
     # Ones are orthogonal to what is sought, as with two columns that are each other's negatives
     # (then this is nan). From a column of the matrix, the iteration never falls.
     return _iterated(matrix, matrix[:, [int(lengths.argmax())]])

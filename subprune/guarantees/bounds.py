@@ -44,7 +44,7 @@ __all__ = [
     "spans",
 ]
 
-_ENUMERATE = 12  # up to so many units, every subset is looked at
+_ENUMERATE = 12  # up to this many units, every subset is looked at
 
 
 def rank(stats: Statistics) -> int:

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 from subprune.budget.explicit import explicit, fraction
 from subprune.budget.goal import Rounding
 from subprune.cutting.surgery import duplicate
-from subprune.data.batches import Batch, batches, fingerprint
+from subprune.data.batch import Batch, fingerprint
+from subprune.data.batches import batches
 from subprune.errors import closest
 from subprune.guarantees import bounds
 from subprune.keywords import takes

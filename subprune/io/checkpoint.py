@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["kept_steps"]
 
-VERSION = 1
+_LAYOUT = 1
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def _folders(folder: Path) -> list[Path]:
 
 def _key(demand: Demand, options: Options) -> Iterator[Any]:
     setting, recipe = demand.setting, demand.recipe
-    yield VERSION, library_versions()
+    yield _LAYOUT, library_versions()
     yield options.to_dict()
     yield recipe, recipe.selector.version
     yield demand.calibration.folds, [g.name for g in demand.groups]

@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from subprune.data.batches import examples
 from subprune.errors import DataError, OptionError, StructureError, closest
 from subprune.plan import history_of
 from subprune.program.borrow import borrowed, given_back
+from subprune.program.process import quiet
 from subprune.program.program import Inputs, call, flat_tensors
 from subprune.program.record import plain
 from subprune.program.shapes import filled_inputs
@@ -39,7 +39,7 @@ __all__ = ["FORMATS", "export"]
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
 _TOLERANCE = 1e-4  # of the largest entry of an output
-_NOISE = 4  # a file may differ by so many times what PyTorch's float32 differs from float64,
+_NOISE = 4  # a file may differ by this many times what PyTorch's float32 differs from float64,
 _MOST = 1e-2  # but never by more than this, which rounding does not explain
 
 
@@ -371,11 +371,5 @@ def _seconds(call: Callable[[], Any], repeats: int = 9) -> float:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters talk a lot: to standard output, through warnings and through logging."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(level)
+    with quiet(logging.WARNING), contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -28,7 +28,7 @@ from subprune.errors import DataError
 from subprune.files import write_atomic
 from subprune.program.ranks import ALONE, Ranks
 
-__all__ = ["Journal", "Log", "Step"]
+__all__ = ["Finished", "Journal", "Log"]
 
 Kind = Literal["group", "layer"]
 Tensors = dict[str, Tensor]
@@ -37,7 +37,7 @@ _BUDGETS = "budgets.json"
 
 
 @dataclass(frozen=True)
-class Step:
+class Finished:
     """One finished step: the model and its versions after it, and what was measured."""
 
     models: list[Tensors]
@@ -129,14 +129,14 @@ class Log:
             number += 1
 
     def shortened(self, steps: int) -> None:
-        """Take over no more than so many steps, as many as all ranks of a job have found."""
+        """Take over no more than these steps, as many as all ranks of a job have found."""
         self._heads = self._heads[:steps]
 
     def has(self, kind: Kind, name: str) -> bool:
         """Whether a step is still to be taken over."""
         return (kind, name) in self._heads[self._next :]
 
-    def take(self, kind: Kind, name: str, models: Sequence[Tensors]) -> Step | None:
+    def take(self, kind: Kind, name: str, models: Sequence[Tensors]) -> Finished | None:
         """The next step, if it is this one; models: those before it, of which others are made."""
         if self._next >= len(self._heads):
             return None
@@ -151,7 +151,7 @@ class Log:
             {**old, **{n: laid[i] for n, i in changed.items()}}
             for old, changed in zip(models, head["models"], strict=True)
         ]
-        return Step(new, _as_tuples(head["facts"]))
+        return Finished(new, _as_tuples(head["facts"]))
 
     def note(
         self,

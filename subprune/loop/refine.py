@@ -58,7 +58,7 @@ def makers(structure: Structure, group: Group) -> list[Consumer]:
     if len(group.reweightable) < len(group.consumers):
         return []
     layers = {layer.use.weight: layer for layer in structure.layers}
-    found = []
+    producers = []
     for slot in group.slots:
         if (
             slot.role != "producer"
@@ -70,11 +70,11 @@ def makers(structure: Structure, group: Group) -> list[Consumer]:
             return []
         if slot.dim != layer.use.out_dim or slot.units.tolist() != list(range(group.n_units)):
             return []
-        found.append(layer)
+        producers.append(layer)
     first = min((c.use.op for c in group.consumers), default=0)
-    if not found or any(m.use.op >= first for m in found) or _in_a_row(structure, group):
+    if not producers or any(m.use.op >= first for m in producers) or _in_a_row(structure, group):
         return []
-    return found
+    return producers
 
 
 def _in_a_row(structure: Structure, group: Group) -> bool:
@@ -322,7 +322,7 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
 
 
 def _first(block: _Block, batches: Sequence[int], inputs: int) -> list[int]:
-    """The first of these batches that hold so many inputs together; all, if they hold fewer."""
+    """The first of these batches that together hold that number of inputs; all, if they hold fewer."""
     values = block.aims[block.readers[0].use.op]
     ends = itertools.accumulate(len(values[i]) for i in batches)
     enough = next((n for n, end in enumerate(ends, 1) if end >= inputs), len(batches))

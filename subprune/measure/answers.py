@@ -21,9 +21,9 @@ from subprune.program.ops import activation, argument, belongs, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
-__all__ = ["IGNORED", "Reading", "answered", "fitting", "main_output", "read", "read_program"]
+__all__ = ["Reading", "answered", "fitting", "main_output", "read", "read_program"]
 
 
 @dataclass(frozen=True)
@@ -134,17 +134,17 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
     shape, labels = tuple(output.shape), batch.labels
     if len(shape) < 2:
         return None
-    source = _Source() if program is None else _source(program)
+    origin = _Origin() if program is None else _origin(program)
     usual = 1 if len(shape) > 3 else len(shape) - 1
-    if source.dim is not None and source.dim < len(shape):
-        usual = source.dim
+    if origin.dim is not None and origin.dim < len(shape):
+        usual = origin.dim
     if labels is not None:
         if labels.is_floating_point():
             return None
         places = [d for d in (usual, *range(1, len(shape))) if fitting(labels, output, d)]
         if places and shape[places[0]] > 1:
             return places[0]
-    if not source.classes or _made_from_input(shape, batch):
+    if not origin.classes or _made_from_input(shape, batch):
         return None
     if any(tuple(x.shape) == shape[:-1] for x in _integers(batch)):
         usual = len(shape) - 1
@@ -177,17 +177,17 @@ def _made_from_input(shape: tuple[int, ...], batch: Batch) -> bool:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _Origin:
     """What made the output: where its classes lie, if that is known, and whether they are any."""
 
     dim: int | None = None
     classes: bool = True
 
 
-_NUMBERS = _Source(classes=False)
+_NUMBERS = _Origin(classes=False)
 
 
-def _source(program: Program) -> _Source:
+def _origin(program: Program) -> _Origin:
     """Back from the output to the layer that made it, then forward with its output dimension."""
     makers = {vid: op for op in program.ops for vid in op.outs}
     steps: list[tuple[Op, Value, Value]] = []
@@ -206,20 +206,20 @@ def _source(program: Program) -> _Source:
             return _NUMBERS
         candidates = [v for v in sources if v.source == "op" and v.dtype.is_floating_point]
         if not candidates:
-            return _Source()
+            return _Origin()
         read = max(candidates, key=lambda v: prod(v.shape))
         if belongs(op, "scaling") and any(_is_norm(v, read, makers, program) for v in candidates):
             return _NUMBERS
         steps.append((op, read, made))
         made = read
-    return _Source()
+    return _Origin()
 
 
-def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Source:
+def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Origin:
     dim: int | None = output
     for op, read, made in steps:
         dim = None if dim is None else moved(op, read.shape, made.shape, dim)
-    return _Source(dim)
+    return _Origin(dim)
 
 
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:

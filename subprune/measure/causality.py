@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from subprune.data.batches import Batch, first_samples
+from subprune.data.batch import Batch, first_samples
 from subprune.measure.answers import main_output
 from subprune.measure.language import attended, tokens_of
 from subprune.program.borrow import borrowed
@@ -46,8 +46,8 @@ def predicts_next(
         before = _answer(model, one.inputs)
         if before.ndim != 3 or not before.is_floating_point() or before.shape[-1] not in sizes:
             return False
-        found = tokens_of(one, tuple(before.shape[:-1]))
-        return found is not None and _moved(model, one, *found, before, slack)
+        tokens = tokens_of(one, tuple(before.shape[:-1]))
+        return tokens is not None and _moved(model, one, *tokens, before, slack)
     except Exception:  # a model that takes whole batches only
         return False
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from subprune.measure.answers import IGNORED, Reading, answered, fitting, read
+from subprune.data.tokens import IGNORED
+from subprune.measure.answers import Reading, answered, fitting, read
 from subprune.measure.language import Surprise, attended, next_tokens, surprise, tokens_of
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.program.program import Program
     from subprune.program.ranks import Ranks
 
 __all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
-NAN = float("nan")
 _CHUNK = 2**18  # numbers compared in float64 at a time: they stay in the cache
 
 
@@ -35,7 +35,7 @@ class Comparison:
     output_change: float  # ‖after − before‖² / ‖before‖²
     accuracy: tuple[float, float] | None = None  # on labelled inputs, before and after
     counted: int = 0  # answers with a label
-    # of a causal language model, before and after, over so many predicted tokens
+    # of a causal language model, before and after, over the predicted tokens
     perplexity: tuple[float, float] | None = None
     tokens: int = 0
     cosine: float | None = None  # mean of those between vectors before and after
@@ -49,7 +49,7 @@ class Comparison:
     @property
     def relative_error(self) -> float:
         """‖after − before‖ / ‖before‖"""
-        return math.sqrt(self.output_change) if self.output_change >= 0 else NAN
+        return math.sqrt(self.output_change) if self.output_change >= 0 else math.nan
 
 
 def compare(
@@ -143,9 +143,9 @@ class Tally:
     def _add_vectors(self, before: Tensor, after: Tensor, batch: Batch) -> None:
         """Cosines of vectors [..., d]; padding is left out."""
         cosines = vector_cosines(before, after)
-        found = tokens_of(batch, tuple(cosines.shape))
-        if found is not None:
-            cosines = cosines[attended(batch, *found).to(cosines.device)]
+        tokens = tokens_of(batch, tuple(cosines.shape))
+        if tokens is not None:
+            cosines = cosines[attended(batch, *tokens).to(cosines.device)]
         self.cosines += float(cosines.sum())
         self.vectors += cosines.numel()
 
@@ -175,7 +175,7 @@ class Tally:
         known = self.counted > 0 and self.labelled == self.batches
         accuracy = (self.right[0] / self.counted, self.right[1] / self.counted) if known else None
         kind = self.reading.kind if self.reading is not None else ""
-        agreement = self.same / self.answers if self.answers else NAN
+        agreement = self.same / self.answers if self.answers else math.nan
         one, other = self.surprise
         return Comparison(
             inputs=self.inputs,

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subprune.measure.answers import IGNORED
+from subprune.data.tokens import IGNORED
 from subprune.program.program import flat_tensors
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
 __all__ = ["Surprise", "attended", "next_tokens", "surprise", "token_count", "tokens_of"]
 
@@ -24,12 +24,12 @@ def tokens_of(batch: Batch, shape: tuple[int, ...]) -> tuple[str, Tensor] | None
     """The integer input of that shape with its name, a decoder's own first; None if there is none."""
     args, kwargs = batch.inputs
     named = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
-    found = [
+    whole = [
         (name, x)
         for name, x in named.items()
         if isinstance(x, Tensor) and x.dtype in _WHOLE_NUMBERS and tuple(x.shape) == tuple(shape)
     ]
-    ids = [(name, x) for name, x in found if not name.endswith(("mask", "type_ids"))]
+    ids = [(name, x) for name, x in whole if not name.endswith(("mask", "type_ids"))]
     ids.sort(key=lambda pair: not pair[0].startswith("decoder"))
     return ids[0] if ids else None
 
@@ -52,12 +52,12 @@ def attended(batch: Batch, name: str, tokens: Tensor) -> Tensor:
 def next_tokens(batch: Batch, shape: tuple[int, ...]) -> Tensor:
     """What the answer at every position should be: [N, T]; `IGNORED` where nothing is predicted.
 
-    That is the next token, if both are no padding. Labels that repeat the tokens say by -100 which
-    of them do not count; other labels are themselves what every position should give.
+    That is the next token, unless one of the two is padding. Labels that repeat the tokens mark
+    with -100 those that do not count; other labels are themselves what every position should give.
     """
-    found = tokens_of(batch, shape)
-    assert found is not None
-    name, tokens = found
+    named = tokens_of(batch, shape)
+    assert named is not None
+    name, tokens = named
     on = attended(batch, name, tokens)
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     targets[:, :-1] = torch.where(on[:, :-1] & on[:, 1:], tokens[:, 1:].long(), IGNORED)

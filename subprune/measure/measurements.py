@@ -25,7 +25,7 @@ from subprune.program.record import plain, record
 from subprune.program.recurrent import recurrent_flops
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
 __all__ = [
     "Latency",

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subprune.data.batches import Batch, take
+from subprune.data.batch import Batch
+from subprune.data.batches import take
+from subprune.data.tokens import IGNORED
 from subprune.errors import DataError, OptionError, StructureError
 from subprune.keywords import must_be
-from subprune.measure.answers import IGNORED, Reading, fitting
+from subprune.measure.answers import Reading, fitting
 from subprune.measure.causality import QUANTISED, predicts_next
 from subprune.measure.compare import Comparison, Tally
 from subprune.measure.language import next_tokens, token_count
@@ -80,25 +82,25 @@ class Evaluation:
 
     def lines(self) -> list[tuple[str, str]]:
         """Names and figures, in words."""
-        found: list[tuple[str, str]] = []
+        rows: list[tuple[str, str]] = []
         if self.perplexity is not None:
-            found.append(("perplexity", self._perplexity(self.perplexity)))
+            rows.append(("perplexity", self._perplexity(self.perplexity)))
         what = "next token" if self.perplexity is not None else self.kind
         if self.top1 is not None:
             dense = f" (dense model: {self.dense_top1})" if self.dense_top1 else ""
-            found.append((f"top-1 per {what}", f"{self.top1}{dense}"))
+            rows.append((f"top-1 per {what}", f"{self.top1}{dense}"))
         if self.top5 is not None:
-            found.append((f"top-5 per {what}", str(self.top5)))
+            rows.append((f"top-5 per {what}", str(self.top5)))
         if self.agreement is not None:
-            found.append(("agreement with the dense model", f"{self.agreement} of {self.kind}s"))
+            rows.append(("agreement with the dense model", f"{self.agreement} of {self.kind}s"))
         if self.cosine is not None:
-            found.append(("mean cosine with the dense model", f"{self.cosine:.4f}"))
+            rows.append(("mean cosine with the dense model", f"{self.cosine:.4f}"))
         if self.output_change is not None:
-            found.append(("output change", f"{100 * self.output_change:.3g}%"))
+            rows.append(("output change", f"{100 * self.output_change:.3g}%"))
         if self.tokens_per_second is not None:
             speed = f"{self.tokens_per_second:,.0f}, whole sequences"
-            found.append(("tokens per second", speed))
-        return [*found, ("protocol", self.protocol)]
+            rows.append(("tokens per second", speed))
+        return [*rows, ("protocol", self.protocol)]
 
     def _perplexity(self, value: float) -> str:
         if not self.dense_perplexity:
@@ -179,14 +181,14 @@ def evaluate(
             tally.add(before, after, batch)
             top.add(after, batch, tally.reading)
     seen = sum(token_count(b) for b in batches)
-    found = _evaluation(tally.result(), top, dense is not None)
+    figures = _evaluation(tally.result(), top, dense is not None)
     speed = seen / seconds if seen and seconds else None
     return Evaluation(
         model=type(model).__name__,
         protocol=protocol,
         seconds=seconds,
         tokens_per_second=speed,
-        **found,
+        **figures,
     )
 
 
@@ -207,7 +209,7 @@ def windows(text: Tensor, context: int, stride: int) -> list[Batch]:
     """A text [tokens] in windows; labels say which tokens each of them predicts."""
     if isinstance(stride, bool) or not isinstance(stride, int) or not 1 <= stride <= context:
         raise OptionError(must_be("stride", f"a whole number from 1 to {context}", stride))
-    found: list[Batch] = []
+    pieces: list[Batch] = []
     done = 0  # tokens that were predicted, or are the text's first
     for start in range(0, len(text), stride):
         row = text[start : start + context]
@@ -215,11 +217,11 @@ def windows(text: Tensor, context: int, stride: int) -> list[Batch]:
             break
         labels = row.clone()
         labels[: max(0, done - start)] = IGNORED
-        found.append(Batch(((row[None],), {}), labels[None], 1))
+        pieces.append(Batch(((row[None],), {}), labels[None], 1))
         done = start + len(row)
         if done == len(text):
             break
-    return found
+    return pieces
 
 
 def _window(model: nn.Module, context: int | None) -> int:

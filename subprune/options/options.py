@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from subprune.budget.allocators import ALLOCATORS, DEFAULT
+from subprune.budget.allocators import ALLOCATORS, DEFAULT_ALLOCATOR
 from subprune.budget.demand import Allocator
 from subprune.budget.goal import Goal
 from subprune.errors import OptionError
@@ -37,9 +37,10 @@ from subprune.options.texts import PARTS
 from subprune.select.input_change import Greedy
 from subprune.select.selector import Selector
 from subprune.select.selectors import SELECTORS
+from subprune.statistics.products import Asymmetric
 from subprune.statistics.residual import Residual
 from subprune.statistics.target import Target
-from subprune.statistics.targets import TARGETS, Asymmetric
+from subprune.statistics.targets import TARGETS
 
 __all__ = ["GuaranteeOptions", "Options"]
 
@@ -95,7 +96,7 @@ class Options(Rows):
         """Who divides the goal among the groups."""
         if isinstance(self.allocate, Allocator):
             return self.allocate
-        return ALLOCATORS[find_method(self.method).allocate or DEFAULT]
+        return ALLOCATORS[find_method(self.method).allocate or DEFAULT_ALLOCATOR]
 
     @property
     def goal(self) -> Goal:

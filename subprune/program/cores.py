@@ -13,7 +13,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def use_threads(wanted: int | None) -> None:
-    """Let PyTorch use so many threads from here on; None: its own number, if the cores are there."""
+    """Let PyTorch use `wanted` threads from here on; None: its own number, if the cores allow it."""
     present = torch.get_num_threads()
     number = min(present, granted()) if wanted is None else wanted
     if number != present:

@@ -70,7 +70,7 @@ def _short_name(func: Any) -> str:
 
 def named_kind(namespace: str, name: str) -> str:
     """The name that rules and rows go by. It keeps its namespace where PyTorch has an operation of
-    that name: ``mylib::flip`` need not do what ``aten::flip`` does.
+    that name: ``mylib::flip`` may do something else than what ``aten::flip`` does.
     """
     taken = namespace not in _PYTORCH and hasattr(torch.ops.aten, name)
     return f"{namespace}::{name}" if taken else name
@@ -266,7 +266,7 @@ class Norm:
     stored: tuple[str, str] | None = None  # means and variances it may use instead of measuring
 
     def over(self, op: Op, rank: int) -> range:
-        """The dimensions of an activation of so many dimensions that it runs over."""
+        """The dimensions that it runs over, of an activation with `rank` dimensions."""
         if self.sizes is None:
             return range(1, 2)
         return range(rank - len(argument(op, self.sizes)), rank)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.modules import module as nn_module
 
-__all__ = ["LOG", "WHOLE", "ProcessState"]
+__all__ = ["LOG", "WHOLE", "ProcessState", "quiet"]
 
 WHOLE = tuple(
     name for name in ("linear", "scaled_dot_product_attention", "grouped_mm") if hasattr(F, name)
@@ -26,6 +28,19 @@ _HOOKS = tuple(
     n for n, x in vars(nn_module).items() if n.startswith("_global_") and isinstance(x, dict)
 )
 """Tables of hooks on all modules."""
+
+
+@contextlib.contextmanager
+def quiet(level: int) -> Iterator[None]:
+    """Neither warnings nor logged messages up to this level are shown."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(level)
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 class ProcessState:

@@ -256,8 +256,8 @@ class _Job(Ranks):
         while time.monotonic() < until:
             try:
                 self._look_after(others)
-            except RankError as found:
-                return found
+            except RankError as missing:
+                return missing
             except RuntimeError:
                 return RankError(
                     "the store of the job is gone, and with it, in most jobs, rank 0 that kept it "

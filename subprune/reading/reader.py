@@ -273,14 +273,14 @@ class Reader:
                 )
             return self.column
         kinds = {name: type(table[name][0]) for name in others}
-        found = [name for name, kind in kinds.items() if issubclass(kind, str | Mapping)]
-        if len(found) < 2:
-            return found[0] if found else ""
-        usual = [name for name in (*_TEXT_COLUMNS, *_IMAGE_COLUMNS) if name in found]
+        texts = [name for name, kind in kinds.items() if issubclass(kind, str | Mapping)]
+        if len(texts) < 2:
+            return texts[0] if texts else ""
+        usual = [name for name in (*_TEXT_COLUMNS, *_IMAGE_COLUMNS) if name in texts]
         if usual:
             return usual[0]
         words = "{path} has several columns of texts, {found}: say which with {column=}"
-        raise OptionError(Message(words, path=self.path, found=", ".join(found)))
+        raise OptionError(Message(words, path=self.path, found=", ".join(texts)))
 
     # ---- texts -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subprune.data.batches import Batch
+from subprune.data.batch import Batch
 from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError
 from subprune.measure.causality import QUANTISED, predicts_next

@@ -12,14 +12,14 @@ from subprune.plan import FITTED, MOVED, REFINED, UNFITTED
 if TYPE_CHECKING:
     from subprune.plan import Plan
 
-__all__ = ["ROUNDING", "Course", "courses", "parts_used"]
+__all__ = ["ROUNDING", "ErrorsByStage", "errors_by_stage", "parts_used"]
 
 ROUNDING = 1e-6  # shares below this are errors of rounding
 _STAGES = (UNFITTED, FITTED, MOVED, REFINED)
 
 
 @dataclass(frozen=True)
-class Course:
+class ErrorsByStage:
     """Layers of one kind, and their mean relative error after each stage of the work."""
 
     what: str  # how many layers, and which
@@ -29,19 +29,19 @@ class Course:
         return " → ".join(f"{_percent(error)} {stage}" for stage, error in self.errors)
 
 
-def courses(plan: Plan) -> list[Course]:
+def errors_by_stage(plan: Plan) -> list[ErrorsByStage]:
     """How the errors went down: of layers that lost inputs, and of those that lost none."""
     cut = [g.stages for g in plan.groups if g.stages]
     kept = [stages for stages in plan.refitted.values() if stages]
     sets = (("that read what was cut", cut), ("that lost no input", kept))
-    return [_course(f"{_layers(len(s))} {what}", s) for what, s in sets if s]
+    return [_means(f"{_layers(len(s))} {what}", s) for what, s in sets if s]
 
 
 def _layers(count: int) -> str:
     return f"{count} layer{'' if count == 1 else 's'}"
 
 
-def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
+def _means(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> ErrorsByStage:
     """A layer that a stage left alone keeps the error it had."""
     present = [stage for stage in _STAGES if any(stage in dict(s) for s in layers)]
     errors, latest = [], [float("nan")] * len(layers)
@@ -49,7 +49,7 @@ def _course(what: str, layers: Sequence[Sequence[tuple[str, float]]]) -> Course:
         latest = [dict(s).get(stage, old) for s, old in zip(layers, latest, strict=True)]
         known = [x for x in latest if not math.isnan(x)]
         errors.append((stage, sum(known) / len(known) if known else float("nan")))
-    return Course(what, tuple(errors))
+    return ErrorsByStage(what, tuple(errors))
 
 
 def parts_used(plan: Plan) -> str:

@@ -17,8 +17,8 @@ _MARK = "<!-- written by subprune: {files} -->"
 
 def files_of(text: str) -> list[str] | None:
     """The names of the files that were written with a card; None if it is not one of ours."""
-    found = re.search(_MARK.format(files="(.*)"), text)
-    return None if found is None else found[1].split(", ")
+    match = re.search(_MARK.format(files="(.*)"), text)
+    return None if match is None else match[1].split(", ")
 
 
 def card(report: Report, loading: str, files: Sequence[str]) -> str:

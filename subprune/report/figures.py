@@ -17,9 +17,8 @@ from subprune.structure.formula import Formula
 
 __all__ = ["Exported", "GuaranteeLine", "LayerWidth", "Report"]
 
-NAN = float("nan")
 NOT_COMPARED = Comparison(
-    inputs=0, answers=0, kind="", agreement=NAN, output_change=NAN
+    inputs=0, answers=0, kind="", agreement=math.nan, output_change=math.nan
 )  # no outputs were compared
 
 
@@ -153,7 +152,7 @@ class Report:
     @property
     def speedup(self) -> float:
         """Ratio of FLOPs, the paper's SR."""
-        return self.flops[0] / self.flops[1] if self.flops[1] else NAN
+        return self.flops[0] / self.flops[1] if self.flops[1] else math.nan
 
     def summary(self) -> str:
         """One line."""

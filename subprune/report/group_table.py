@@ -30,10 +30,10 @@ _HEAD = (
 
 def group_section(r: Report) -> str:
     """The table of all groups, with a field to search in it where they are many."""
-    found = stages(r.plan.groups)
-    bodies = "".join(_stage(r, stage) for stage in found)
+    parts = stages(r.plan.groups)
+    bodies = "".join(_stage(r, stage) for stage in parts)
     head = "".join(f'<th class="{kind}">{e(name)}</th>' for name, kind in _HEAD)
-    folds = len(found) > 1
+    folds = len(parts) > 1
     total = _totals(r, r.plan.groups, f"all {len(r.plan.groups)} groups")
     table = (
         f'<table id="groups"><thead><tr>{head}</tr></thead>{bodies}'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from subprune.report.brought import courses, parts_used
+from subprune.report.brought import errors_by_stage, parts_used
 from subprune.report.group_table import brief_table, group_section
 from subprune.report.markup import breakable, count, e, html_table, section
 from subprune.report.other_sizes import page_data, size_section
@@ -111,7 +111,10 @@ def _layers(r: Report) -> str:
 
 def _parts(r: Report) -> str:
     """What each part brought."""
-    rows = [[e(course.what), e(str(course)).replace(" → ", "<br>→ ")] for course in courses(r.plan)]
+    rows = [
+        [e(course.what), e(str(course)).replace(" → ", "<br>→ ")]
+        for course in errors_by_stage(r.plan)
+    ]
     if not rows:
         return ""
     text = (
@@ -125,9 +128,9 @@ def _parts(r: Report) -> str:
 
 
 def _curves(r: Report) -> str:
-    found = [(stage, _cards(stage)) for stage in stages(r.plan.groups)]
-    found = [(stage, cards) for stage, cards in found if cards]
-    if not found:
+    shown = [(stage, _cards(stage)) for stage in stages(r.plan.groups)]
+    shown = [(stage, cards) for stage, cards in shown if cards]
+    if not shown:
         return ""
     text = (
         "For every number of units: the error left by the greedy choice of that many, with a plain "
@@ -136,15 +139,15 @@ def _curves(r: Report) -> str:
     )
     numbered = list(enumerate(r.plan.groups))
     together = ""
-    if sum(len(cards) for _, cards in found) > 1:
+    if sum(len(cards) for _, cards in shown) > 1:
         said = '<p class="soft said hint">Point at a curve to see its group.</p>'
         together = f'<div class="card script together">{said}{overlay(numbered)}</div>'
-    if len(found) == 1:
-        return section("Error curves", text, f"{together}{_grid(found[0][1])}")
+    if len(shown) == 1:
+        return section("Error curves", text, f"{together}{_grid(shown[0][1])}")
     folded = "".join(
         f"<details><summary>{breakable(stage.name)} "
         f'<span class="soft">{count(len(cards), "curve")}</span></summary>{_grid(cards)}</details>'
-        for stage, cards in found
+        for stage, cards in shown
     )
     return section("Error curves", text, together + folded)
 

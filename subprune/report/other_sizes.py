@@ -91,12 +91,12 @@ def _inherited(r: Report) -> str:
 
 def _path(r: Report, costs: Formula) -> list[tuple[float, float]]:
     """Shares of parameters left, and mean errors, from dense to the smallest."""
-    found = []
+    points = []
     for i in range(_STEPS + 1):
         counts = widths(r, _FURTHEST * i / _STEPS)
         share = costs.total("params", counts) / r.parameters[0]
-        found.append((share, mean_error(r, counts)))
-    return found
+        points.append((share, mean_error(r, counts)))
+    return points
 
 
 def _chart(r: Report, costs: Formula) -> str:

@@ -37,14 +37,16 @@ def stages(groups: Sequence[GroupPlan]) -> list[Stage]:
     heads = [".".join(n[: depth + 1]) for n in names]
     last = [n[depth] if len(n) > depth else "" for n in names]
     many = len(set(heads)) > _FEW
-    found: dict[str, list[tuple[int, GroupPlan]]] = {}
+    members_of: dict[str, list[tuple[int, GroupPlan]]] = {}
     for (i, group), head, part in zip(numbered, heads, last, strict=True):
         key = head
         if many and part.isdigit():
             first = int(part) // _BLOCKS * _BLOCKS
             key = f"{head.rpartition('.')[0]}#{first}"
-        found.setdefault(key, []).append((i, group))
-    return [Stage(_title(key, members, depth), tuple(members)) for key, members in found.items()]
+        members_of.setdefault(key, []).append((i, group))
+    return [
+        Stage(_title(key, members, depth), tuple(members)) for key, members in members_of.items()
+    ]
 
 
 def _first_difference(names: Sequence[Sequence[str]]) -> int:

@@ -22,8 +22,8 @@ Point = tuple[float, float]  # shares of the box's width and height, from its lo
 
 _MOST_POINTS = 72
 _LEAST = 1e-4  # errors below it lie on the floor of the plot
-_NAMED = 9  # so many columns have room for a name
-_FAR = 4  # a layer that stays whole and is so many times wider than all that are cut is not drawn
+_NAMED = 9  # up to this many columns have room for a name
+_FAR = 4  # a layer that stays whole and is this many times wider than all that are cut is not drawn
 
 
 def samples(group: GroupPlan) -> list[tuple[int, float]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from subprune.measure.tables import WIDTH, text_table
-from subprune.report.brought import ROUNDING, courses
+from subprune.report.brought import ROUNDING, errors_by_stage
 
 if TYPE_CHECKING:
     from subprune.measure.compare import Comparison
@@ -163,12 +163,12 @@ def surprise(c: Comparison) -> str:
 
 def verified(report: Report) -> list[tuple[str, str]]:
     """Figures on the verification data beside accuracy."""
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     if report.verified is not None and report.verified.perplexity is not None:
-        found.append(("perplexity", surprise(report.verified)))
+        rows.append(("perplexity", surprise(report.verified)))
     if report.verified is not None and report.verified.cosine is not None:
-        found.append(("mean cosine", f"{report.verified.cosine:.4f}"))
-    return found
+        rows.append(("mean cosine", f"{report.verified.cosine:.4f}"))
+    return rows
 
 
 def throughput(report: Report) -> str:
@@ -186,7 +186,7 @@ def measured(report: Report) -> list[tuple[str, str]]:
         a, b = report.accuracy
         lines.append((f"accuracy on {report.accuracy_on}", f"{percent(a)} → {percent(b)}"))
     lines += [(f"{name} on {report.accuracy_on}", value) for name, value in verified(report)]
-    for course in courses(report.plan):
+    for course in errors_by_stage(report.plan):
         where = f"error left, mean of {course.what}"
         lines.append((where, str(course)))
     if report.latency is not None:

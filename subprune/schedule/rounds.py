@@ -23,7 +23,7 @@ from subprune.ready import Calibrated
 
 __all__ = ["Round", "Rounds", "prune_in_rounds"]
 
-RATIOS = ("compression", "speedup", "params", "flops")
+STEPWISE = ("compression", "speedup", "params", "flops")
 """Goals that can be reached step by step: ratios, and shares of what the model has."""
 
 _STATE = "rounds.json"
@@ -148,7 +148,7 @@ def _trained(model: nn.Module, finetune: Callable[[nn.Module], Any]) -> nn.Modul
 
 def _asked(options: Options) -> dict[str, float]:
     """The goals as ratios, before / after."""
-    given = {name: getattr(options.goal, name) for name in RATIOS}
+    given = {name: getattr(options.goal, name) for name in STEPWISE}
     asked = {name: _ratio(name, value) for name, value in given.items() if value is not None}
     others = [n for n in ("latency", "keep", "budgets") if getattr(options, n) is not None]
     if others or not asked:
@@ -157,7 +157,7 @@ def _asked(options: Options) -> dict[str, float]:
             "into steps"
         )
         names = listed(others or ("latency", "keep", "budgets"), " and ")
-        raise OptionError(Message(words, ratios=listed(RATIOS, " or "), others=names))
+        raise OptionError(Message(words, ratios=listed(STEPWISE, " or "), others=names))
     return asked
 
 
@@ -172,14 +172,14 @@ def _ratio(name: str, value: Any) -> float:
     return 100 / float(value.strip().removesuffix("%"))
 
 
-def _next(asked: Mapping[str, float], done: tuple[Round, ...], left: int) -> dict[str, Any]:
+def _next(asked: Mapping[str, float], done: tuple[Round, ...], remaining: int) -> dict[str, Any]:
     """The goals of the next round: an equal step, in ratios, of what is still to go."""
     goal: dict[str, Any] = {}
     for name, ratio in asked.items():
         for r in done:
             before, after = r.parameters if name in ("compression", "params") else r.flops
             ratio /= before / after
-        step = max(1.0, ratio) ** (1 / left)
+        step = max(1.0, ratio) ** (1 / remaining)
         goal[name] = step if name in ("compression", "speedup") else f"{100 / step:.9f}%"
     return goal
 
@@ -187,7 +187,9 @@ def _next(asked: Mapping[str, float], done: tuple[Round, ...], left: int) -> dic
 def _settings(options: Options) -> dict[str, Any]:
     """The other options, as the state keeps them."""
     plain = options.to_dict()
-    return json.loads(json.dumps({k: v for k, v in plain.items() if k not in RATIOS}, default=str))
+    return json.loads(
+        json.dumps({k: v for k, v in plain.items() if k not in STEPWISE}, default=str)
+    )
 
 
 # ---- the state on disk ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ factors ``L`` and ``Z`` of the units added since the last flush: the residual is
 ``C − LᵀZ``. A step computes only the unit's own rows of it and updates every unit's r × r diagonal
 blocks of ``G`` and of ``H = C·Cᵀ``, which is all that gains need:
 ``tr(C_iᵀ G_ii⁻¹ C_i) = tr(G_ii⁻¹ H_ii)``. When the panel is full, one matrix product updates what
-is left of ``G`` and ``C``, and the diagonal blocks are read from them afresh, so that the rounding
+is left of ``G`` and ``C``, and the diagonal blocks are read from them again, so that the rounding
 of ``H``, which squares ``C``, cannot build up.
 
 The blocks of ``H`` change by ``D = Z·(C − LᵀZ)ᵀ``, the products of the new rows of ``Z`` with all

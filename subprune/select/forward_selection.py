@@ -74,7 +74,7 @@ def greedy_loss(view: View, pool: Calibration | None = None) -> Ranking:
     kept: list[int] = []
     while len(kept) < (n if view.k is None else view.k):
         number = int(torch.randint(len(source.batches), (1,), generator=view.generator))
-        trial = _trial(run, view.group, source, number, fresh=pool is not None)
+        trial = _batch_trial(run, view.group, source, number, fresh=pool is not None)
         candidates = [u for u in range(n) if u not in kept]
         losses = (
             trial.losses(kept, candidates)
@@ -85,7 +85,9 @@ def greedy_loss(view: View, pool: Calibration | None = None) -> Ranking:
     return Ranking(tuple(kept), scale=lambda k: torch.full((n,), n / k, dtype=torch.float64))
 
 
-def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool) -> _Trial:
+def _batch_trial(
+    run: Run, group: Group, source: Calibration, number: int, fresh: bool
+) -> _BatchTrial:
     """One batch, run up to the place from which on the units matter."""
     batch, program = source.batches[number], source.programs[number]
     if fresh:
@@ -101,7 +103,7 @@ def _trial(run: Run, group: Group, source: Calibration, number: int, fresh: bool
         env = run.envs[number]
     labels = counted_labels(program, batch)
     assert labels is not None
-    return _Trial(program, env, run, group, labels)
+    return _BatchTrial(program, env, run, group, labels)
 
 
 def _lowest(losses: Tensor) -> int:
@@ -117,7 +119,7 @@ def _lowest(losses: Tensor) -> int:
 
 
 @dataclass
-class _Trial:
+class _BatchTrial:
     """Losses of one batch with different units switched on."""
 
     program: Program
@@ -255,7 +257,7 @@ def _times(x: Tensor, consumer: Consumer, factor: Tensor, other: float = 1.0) ->
 class _Part:
     """The output of one consumer as a sum: fixed + scale · (kept + the unit on trial)."""
 
-    def __init__(self, trial: _Trial, consumer: Consumer, kept: Sequence[int]) -> None:
+    def __init__(self, trial: _BatchTrial, consumer: Consumer, kept: Sequence[int]) -> None:
         self.consumer, self.op = consumer, trial.program.ops[consumer.use.op]
         self.entry = consumer.use.product
         self.args, self.kwargs = trial.program.arguments(self.op, trial.env, trial.run.tensors)

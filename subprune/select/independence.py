@@ -45,10 +45,10 @@ class Independence(Selector):
             trace = Trace([consumer], lambda n, c, x, y, seen=seen: seen.append(x))  # type: ignore[misc]
             view.dense.fork().advance(consumer.use.op + 1, trace.watch(outputs=False))
             sizes = [b.size for b in view.setting.calibration.batches]
-            left = self.inputs
+            missing = self.inputs
             for x, size in zip(seen, sizes, strict=True):
-                maps = _maps(x, consumer, size, view.n_units)[:left]
-                left -= len(maps)
+                maps = _maps(x, consumer, size, view.n_units)[:missing]
+                missing -= len(maps)
                 for one in maps:
                     total += _drops(one)
         return Ranking(order_by(total))
@@ -73,7 +73,7 @@ def _maps(x: Tensor, consumer: Consumer, size: int, n_units: int) -> Tensor:
 def _drops(one: Tensor) -> Tensor:
     """What the nuclear norm of a map [n_units, positions] loses with each unit: [n_units]."""
     whole = torch.linalg.svdvals(one).sum()
-    # At a time so many maps with one unit switched off as fit a few megabytes.
+    # As many maps at a time, each with one unit switched off, as fit a few megabytes.
     step = max(1, 2**20 // one.numel())
     drops = []
     for start in range(0, len(one), step):

@@ -23,7 +23,7 @@ from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.consumers import consumer_weight
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.statistics.calibration import Calibration
     from subprune.structure.groups import Consumer, Group
 

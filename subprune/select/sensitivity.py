@@ -21,7 +21,8 @@ from subprune.program.precision import single
 from subprune.select.selector import Ranking, Selector, View, order_by
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
-from subprune.statistics.patches import MAX_BYTES, conv_rows
+from subprune.statistics.patches import conv_rows
+from subprune.statistics.sums import MAX_BYTES
 from subprune.statistics.trace import Trace
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Sensitivity:
 
 
 def distinct(probabilities: Tensor, draws: float) -> float:
-    """Expected number of different units among so many draws with replacement."""
+    """Expected number of different units among a number of draws with replacement."""
     return float(_inclusion(probabilities, draws).sum())
 
 

@@ -62,8 +62,8 @@ class Swap(Selector):
             return Ranking(first.order, curve=first)
         starts = [first.order[: view.k], backward_order(stats, n)[: view.k]]
         start = max(starts, key=lambda units: value(stats, units))
-        found = exchanged(stats, n, start, self.exchanges)
-        best = max([start, found], key=lambda units: value(stats, units))
+        moved = exchanged(stats, n, start, self.exchanges)
+        best = max([start, moved], key=lambda units: value(stats, units))
         order = sorted(first.order, key=lambda unit: unit not in best)  # stable: as greedy has them
         return Ranking(tuple(order), curve=follow(stats, n, tuple(order)))
 
@@ -83,7 +83,7 @@ def exchanged(
 
 
 def _exchange(readers: Sequence[_Reader], kept: Sequence[int]) -> list[int] | None:
-    """The set after the first exchange found that lessens the error; None if there is none."""
+    """The set after the first exchange that lowers the error; None if no exchange does."""
     costs = _total([reader.costs(kept) for reader in readers])
     order = sorted(kept, key=lambda unit: float(costs[unit]))
     for going in order[:_TRIES]:
@@ -131,9 +131,9 @@ class _Reader:
             own = self.columns[unit]
             if unit in inside or not len(own):
                 continue
-            left = gram[own][:, own] - carried[own] @ tall[own].T
-            left.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
-            gains[unit] = _explained(left, rest[own])
+            residual = gram[own][:, own] - carried[own] @ tall[own].T
+            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
+            gains[unit] = _explained(residual, rest[own])
         return gains
 
 

@@ -1,9 +1,9 @@
 """Statistics streamed: summed over batches of a layer's inputs.
 
-Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size,
-every chunk is multiplied in the precision of its rows (float32, or float64 if they are float64) and
-summed in float64. How the inputs of a convolution become rows is in
-:mod:`subprune.statistics.patches`, how most do without in :mod:`subprune.statistics.shifts`.
+Nothing here ever holds the whole activation matrix ``B``: rows arrive in chunks of bounded size;
+what one chunk gives is in :mod:`subprune.statistics.sums`. How the inputs of a convolution become
+rows is in :mod:`subprune.statistics.patches`, how most do without in
+:mod:`subprune.statistics.shifts`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,25 @@ from torch import Tensor
 
 from subprune.errors import DataError, OptionError
 from subprune.program.precision import single
-from subprune.statistics.patches import MAX_BYTES, Convolution, conv_rows, random_rows
-from subprune.statistics.shifts import Products, ShiftSums, Totals, can_shift, sum_device, wide_sum
+from subprune.statistics.patches import Convolution, conv_rows, random_rows
+from subprune.statistics.shifts import ShiftSums, can_shift
 from subprune.statistics.statistics import Statistics
+from subprune.statistics.sums import (
+    MAX_BYTES,
+    STRIP,
+    Products,
+    Totals,
+    as_double,
+    clipped,
+    energy_of,
+    gram_of,
+    in_range,
+    in_strips,
+    sum_device,
+    symmetrise,
+    wide_sum,
+    working,
+)
 
 if TYPE_CHECKING:
     from subprune.program.ranks import Ranks
@@ -26,57 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Accumulator", "ConsumerStatistics", "summed"]
 
-
-def _working(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in the precision to multiply them in: float64 if one of them is, else float32."""
-    exact = any(tensor.dtype == torch.float64 for tensor in tensors)
-    return [tensor.detach().to(torch.float64 if exact else torch.float32) for tensor in tensors]
-
-
 # Rows of a wide layer that are multiplied at once, if fewer arrive: there adding up costs time too.
 # Products of narrow ones are summed in float64 as they come, which is more exact.
 _ROWS, _JOINED = 2048, 1024
-_STRIP = 512  # columns of BᵀB that are multiplied at once, from the diagonal on
-
-
-def _in_strips(rows: Tensor) -> bool:
-    """Whether half of BᵀB is multiplied, strip by strip."""
-    return rows.shape[1] > _STRIP and rows.device.type == "cpu"
-
-
-def _gram(rows: Tensor) -> Tensor:
-    """BᵀB [d, d] of rows [n, d]; of a wide one, what lies below the diagonal is copied."""
-    d = rows.shape[1]
-    if not _in_strips(rows):
-        return rows.T @ rows
-    gram = rows.new_empty(d, d)
-    for i in range(0, d, _STRIP):
-        end = i + _STRIP
-        torch.mm(rows[:, i:end].T, rows[:, i:], out=gram[i:end, i:])
-        gram[end:, i:end] = gram[i:end, end:].T
-    return gram
-
-
-# Products of float32 numbers beyond these are lost, or their last digits are; then they are made
-# again in float64.
-_LEAST, _MOST = 1e-25, 1e36
-
-
-def _in_range(products: Tensor) -> bool:
-    """Whether sums of products in float32 are what they should be."""
-    return not products.numel() or _LEAST < float(products.abs().max()) < _MOST
-
-
-def _as_double(x: Tensor) -> Tensor:
-    return x.to(sum_device(x.device), torch.float64)
-
-
-def _energy(targets: Tensor) -> float:
-    """‖Y‖² of targets [n, m]."""
-    energy = wide_sum(targets.square(), (0, 1))
-    if targets.dtype == torch.float64 or _in_range(energy):
-        return float(energy)
-    return float(wide_sum(_as_double(targets).square(), (0, 1)))
 
 
 class Accumulator:
@@ -116,12 +84,12 @@ class Accumulator:
             )
         step = max(1, max_bytes // (max(1, self.d + self.m) * 8))
         for start in range(0, rows.shape[0], step):
-            part, wanted = _working(rows[start : start + step], targets[start : start + step])
+            part, wanted = working(rows[start : start + step], targets[start : start + step])
             self._add(part, wanted, min(_ROWS, step) if self.d >= _JOINED else 1)
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""
-        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), _energy(targets))
+        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), energy_of(targets))
         self.add_totals(totals)
         if sum(len(x) for x, *_ in self._waiting) + len(rows) > enough:
             self._multiply_waiting()
@@ -134,9 +102,9 @@ class Accumulator:
         """Add the products of rows whose totals were added."""
         gram, cross = self._made(rows, targets)
         seen = [gram.diagonal()] * self.gram + [cross] * (self.m > 0)
-        if rows.dtype == torch.float32 and not all(_in_range(x) for x in seen) and rows.any():
-            gram, cross = self._made(_as_double(rows), _as_double(targets))
-        uneven = _STRIP if self.gram and _in_strips(rows) else None
+        if rows.dtype == torch.float32 and not all(in_range(x) for x in seen) and rows.any():
+            gram, cross = self._made(as_double(rows), as_double(targets))
+        uneven = STRIP if self.gram and in_strips(rows) else None
         self.add_products(
             Products(
                 gram=gram, cross=cross, sums=sums, rows=len(rows), made_in=rows.dtype, uneven=uneven
@@ -145,7 +113,7 @@ class Accumulator:
 
     def _made(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """BᵀB [d, d], if it is summed, and BᵀY [d, m]."""
-        return _gram(rows) if self.gram else rows.new_zeros(0, 0), rows.T @ targets
+        return gram_of(rows) if self.gram else rows.new_zeros(0, 0), rows.T @ targets
 
     def _multiply_waiting(self) -> None:
         """Add the products of what arrived in small pieces."""
@@ -175,9 +143,7 @@ class Accumulator:
         if self._products is None:
             device = sum_device(new.gram.device)
             gram, cross, sums = (x.to(device, torch.float64) for x in new.tensors())
-            self._products = Products(
-                gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
-            )
+            self._products = Products.totals(gram, cross, sums)
             return
         for total, part in zip(self._products.tensors(), new.tensors(), strict=True):
             total += part.to(total.device)
@@ -201,9 +167,7 @@ class Accumulator:
             total.rows += part.rows
             if total._products is None:
                 gram, cross, sums = (x.clone() for x in part._products.tensors())
-                total._products = Products(
-                    gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
-                )
+                total._products = Products.totals(gram, cross, sums)
                 continue
             for mine, theirs in zip(
                 total._products.tensors(), part._products.tensors(), strict=True
@@ -223,9 +187,7 @@ class Accumulator:
             old, cross = self._products, other._products.cross
             if columns is not None and len(columns) < self.d:
                 cross = cross.new_zeros(self.d, other.m).index_copy(0, columns, cross)
-            total._products = Products(
-                gram=old.gram, cross=cross, sums=old.sums, rows=0, made_in=torch.float64
-            )
+            total._products = Products.totals(old.gram, cross, old.sums)
         total._uneven = self._uneven
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
@@ -250,12 +212,12 @@ class Accumulator:
             gram = self._products.gram
             for i in range(0, len(gram), self._uneven):
                 block = slice(i, i + self._uneven)
-                _symmetrise(gram[block, block])
+                symmetrise(gram[block, block])
             self._uneven = 0
 
     def laid_out(self, device: torch.device) -> tuple[list[Tensor], Tensor]:
-        """The sums, to be added to in place, and [2] those that are no tensors; device: where they
-        lie, if no rows were seen here.
+        """The sums, to be added to in place, and [2] those that are plain numbers; device: where
+        they lie, if no rows were seen here.
 
         Of BᵀB what lies below the diagonal is left out; `settle` puts it there.
         """
@@ -266,20 +228,18 @@ class Accumulator:
             gram, cross, sums = (
                 torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes
             )
-            self._products = Products(
-                gram=gram, cross=cross, sums=sums, rows=0, made_in=torch.float64
-            )
+            self._products = Products.totals(gram, cross, sums)
         gram = self._products.gram
         self._target_sums = self._target_sums.to(device)
-        strips = [gram[i : i + _STRIP, i:] for i in range(0, len(gram), _STRIP)]
+        strips = [gram[i : i + STRIP, i:] for i in range(0, len(gram), STRIP)]
         others = torch.tensor([self._energy, self.rows], dtype=torch.float64, device=device)
         return [*strips, self._products.cross, self._products.sums, self._target_sums], others
 
     def settle(self, others: Tensor, precision: float) -> None:
         """Take over what was added to the sums; precision: the worst that any was made in."""
         gram = self._products.gram if self._products is not None else torch.zeros(0, 0)
-        for i in range(0, len(gram), _STRIP):
-            gram[i + _STRIP :, i : i + _STRIP] = gram[i : i + _STRIP, i + _STRIP :].T
+        for i in range(0, len(gram), STRIP):
+            gram[i + STRIP :, i : i + STRIP] = gram[i : i + STRIP, i + STRIP :].T
         self._energy, self.rows = float(others[0]), int(others[1])
         self._precision = precision
 
@@ -296,20 +256,7 @@ class Accumulator:
 
     def result(self) -> Statistics:
         """The statistics of all rows seen so far; they share memory with the accumulator."""
-        found = self._gathered()
-        units, totals = self.units.to(found.gram.device), self._target_sums
-        stats = Statistics(
-            gram=found.gram,
-            cross=found.cross,
-            energy=self._energy,
-            rows=self.rows,
-            sums=found.sums,
-            target_sums=totals,
-            units=units,
-            precision=self._precision,
-        )
-        stats.check_finite(self.where)
-        return stats
+        return self._statistics(self._gathered().cross, self._energy, self._target_sums)
 
     def result_for_weight(self, weight: Tensor) -> Statistics:
         """The statistics with the target ``Y = B·weight`` (weight [d, m]), without a pass over
@@ -317,8 +264,8 @@ class Accumulator:
 
         ``C = G·W``, ``t = tr(WᵀGW)``, and the column sums of Y are ``Wᵀ·sums``.
         """
-        found = self._gathered()
-        gram, sums = found.gram, found.sums
+        products = self._gathered()
+        gram = products.gram
         if weight.ndim != 2 or weight.shape[0] != self.d:
             raise DataError(
                 f"{self.where}: weight {tuple(weight.shape)} must be [{self.d}, outputs]"
@@ -326,45 +273,23 @@ class Accumulator:
         weight = weight.detach().to(gram.device, torch.float64)
         cross = gram @ weight
         energy = max(0.0, float((weight * cross).sum()))
-        units = self.units.to(gram.device)
-        totals = weight.T @ sums
+        return self._statistics(cross, energy, weight.T @ products.sums)
+
+    def _statistics(self, cross: Tensor, energy: float, target_sums: Tensor) -> Statistics:
+        """Those of all rows, with targets that have these products and sums."""
+        products = self._gathered()
         stats = Statistics(
-            gram=gram,
+            gram=products.gram,
             cross=cross,
             energy=energy,
             rows=self.rows,
-            sums=sums,
-            target_sums=totals,
-            units=units,
+            sums=products.sums,
+            target_sums=target_sums,
+            units=self.units.to(products.gram.device),
             precision=self._precision,
         )
         stats.check_finite(self.where)
         return stats
-
-
-def _symmetrise(gram: Tensor) -> None:
-    """gram [d, d] ← (gram + gramᵀ) / 2, in place and in little memory."""
-    step = max(1, MAX_BYTES // (8 * max(1, len(gram))))
-    for i in range(0, len(gram), step):
-        rows = gram[i : i + step, i:]
-        mean = rows.add(gram[i:, i : i + step].T).div_(2)
-        gram[i : i + step, i:] = mean
-        gram[i:, i : i + step] = mean.T
-
-
-def clipped(rows: Tensor, most: float | None) -> Tensor:
-    """Rows [n, d] of which none has more than `most` times the median energy: longer ones are
-    shortened.
-
-    A few tokens of a language model can carry more energy than all others together.
-    """
-    if most is None or len(rows) < 2:
-        return rows
-    energies = rows.square().sum(1)
-    limit = most * energies.median()
-    if float(limit) <= 0 or not bool((energies > limit).any()):
-        return rows
-    return rows * (limit / energies.clamp_min(limit)).sqrt()[:, None]
 
 
 def _counting(
@@ -384,8 +309,8 @@ class ConsumerStatistics:
     form: ``Y`` is the dense layer's output without bias; call ``update(b, y=y)``. The two cannot be
     mixed. With a ``generator``, a convolution is seen at as many random patches of each image as
     its kernel has positions, instead of all; the same for b and y. With ``places``, it is given
-    rows of patches of so many places of each image (see :mod:`subprune.statistics.spots`). Without
-    ``gram``, only products with y are summed.
+    rows of patches at that number of places of each image (see
+    :mod:`subprune.statistics.spots`). Without ``gram``, only products with y are summed.
     """
 
     def __init__(
@@ -457,7 +382,7 @@ class ConsumerStatistics:
             self.shifted[size] = [
                 ShiftSums(conv, size, p.d // conv.taps, p.m, self.gram) for p in self.parts
             ]
-        own = _working(*(x for x in (b, y) if x is not None))
+        own = working(*(x for x in (b, y) if x is not None))
         inputs = own[0].chunk(self.consumer.groups, 1)
         outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
         for part, sums, x, target in zip(
@@ -477,10 +402,10 @@ class ConsumerStatistics:
         taps = 1 if self.conv is None else self.conv.taps
         return (inputs[:, None] * taps + torch.arange(taps)).flatten()
 
-    def _check_columns(self, found: int) -> None:
-        if found != sum(part.d for part in self.parts):
+    def _check_columns(self, count: int) -> None:
+        if count != sum(part.d for part in self.parts):
             raise DataError(
-                f"{self.consumer.where}: the input has {found} columns, but the unit map describes "
+                f"{self.consumer.where}: the input has {count} columns, but the unit map describes "
                 f"{sum(part.d for part in self.parts)}"
             )
 

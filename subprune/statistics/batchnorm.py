@@ -19,7 +19,7 @@ from subprune.program.ops import argument, norm
 from subprune.program.program import Program, Ref, call
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
 
 __all__ = ["BATCHNORM", "BatchNorm", "recalibrate", "stored_norms"]
 

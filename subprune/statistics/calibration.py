@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from subprune.data.batches import Batch, folded, signature
+from subprune.data.batch import Batch, signature
+from subprune.data.division import folded
 from subprune.data.layouts import lay_out
 from subprune.data.tokens import masks
 from subprune.data.views import with_views
@@ -19,7 +20,7 @@ from subprune.errors import DataError
 from subprune.program.program import Program, flat_tensors, model_tensors
 from subprune.program.ranks import ALONE, Ranks
 from subprune.program.record import record_given
-from subprune.statistics.runs import Run, Share
+from subprune.statistics.runs import RankShare, Run
 from subprune.structure.grouping import analyse
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ version, and the fold that it was fitted without is all that the models are comp
 """
 
 JUDGED_INPUTS, MANY_BYTES = 128, 2**28
-"""A fold of so many inputs says enough by itself: then versions above this size are one, too."""
+"""A fold of this many inputs says enough by itself: then versions above this size are one, too."""
 
 
 @dataclass(kw_only=True)
@@ -154,7 +155,7 @@ class Calibration:
         envs = [self.programs[i].bind(self.batches[i].inputs) for i in own]
         known = [masks(self.batches[i].inputs) for i in own]
         folds = [self.folds[i] for i in own] if self.folds else None
-        share = Share(self.ranks, own, self.programs, self.n_folds)
+        share = RankShare(self.ranks, own, self.programs, self.n_folds)
         run = Run(programs, envs, tensors, folds, known, share)
         run.fuse = {}
         return run
@@ -169,7 +170,7 @@ class Calibration:
 
 
 def _divided(sizes: Sequence[int], count: int) -> list[range]:
-    """Which batches each of so many ranks runs: about as many inputs each, and at least a batch."""
+    """Which batches each rank runs: about as many inputs as the others, and at least one batch."""
     total, bounds = sum(sizes), [0]
     ends = list(itertools.accumulate(sizes))
     for rank in range(1, count):

@@ -26,7 +26,7 @@ from subprune.program.program import flat_tensors, model_tensors
 from subprune.statistics.place import generator
 
 if TYPE_CHECKING:
-    from subprune.data.batches import Batch
+    from subprune.data.batch import Batch
     from subprune.measure.answers import Reading
     from subprune.program.program import Op, Override, Program
     from subprune.statistics.calibration import Calibration
@@ -78,10 +78,10 @@ def measure_metric(calibration: Calibration, consumers: Sequence[Consumer]) -> d
         except RuntimeError:
             return None
 
-    for found in calibration.ranks.each(one, range(len(asked))):
-        if found is None:
+    for squares_of_one in calibration.ranks.each(one, range(len(asked))):
+        if squares_of_one is None:
             return {}
-        for value, (channels, positions) in found.items():
+        for value, (channels, positions) in squares_of_one.items():
             squares[value] = squares[value] + channels if value in squares else channels
             counts[value] += positions
     means = {value: total / max(1, counts[value]) for value, total in squares.items()}

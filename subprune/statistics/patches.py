@@ -16,11 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import OptionError
+from subprune.statistics.sums import MAX_BYTES
 
-__all__ = ["MAX_BYTES", "Convolution", "conv_rows", "patches", "random_rows"]
-
-MAX_BYTES = 128 * 2**20
-"""Default bound on the memory of one chunk of rows."""
+__all__ = ["Convolution", "conv_rows", "patches", "random_rows"]
 
 _MODES = {
     "zeros": "constant",

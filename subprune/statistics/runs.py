@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from subprune.program.program import Op, Override, Program
     from subprune.structure.groups import Consumer, Group
 
-__all__ = ["Passage", "Run", "Share"]
+__all__ = ["Passage", "RankShare", "Run"]
 
 Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """Which of all batches a run has, where several ranks run some each."""
 
     ranks: Ranks
@@ -40,7 +40,7 @@ class Share:
     folds: int  # of all of them
 
     @classmethod
-    def whole(cls, programs: Sequence[Program], folds: Sequence[int] | None) -> Share:
+    def whole(cls, programs: Sequence[Program], folds: Sequence[int] | None) -> RankShare:
         """All batches are here."""
         return cls(ALONE, range(len(programs)), programs, 1 + max(folds or [0]))
 
@@ -55,10 +55,10 @@ class Run:
         tensors: dict[str, Tensor],
         folds: Sequence[int] | None = None,
         masks: Sequence[Mapping[str, Tensor]] | None = None,
-        share: Share | None = None,
+        share: RankShare | None = None,
     ) -> None:
         self.programs, self.envs, self.tensors = programs, envs, tensors
-        self.share = Share.whole(programs, folds) if share is None else share
+        self.share = RankShare.whole(programs, folds) if share is None else share
         self.masks = [{}] * len(envs) if masks is None else masks  # of each batch, by name
         self.folds = [0] * len(envs) if folds is None else folds  # fold of each batch
         self.versions: list[dict[str, Tensor]] = []

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
@@ -24,18 +23,15 @@ import torch
 from torch import Tensor
 
 from subprune.program import parallel
+from subprune.statistics.sums import Products, Totals, sum_device, wide_sum
 
 if TYPE_CHECKING:
     from subprune.statistics.patches import Convolution
 
 __all__ = [
-    "Products",
     "ShiftSums",
-    "Totals",
     "can_shift",
     "shifted_products",
-    "sum_device",
-    "wide_sum",
 ]
 
 _CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
@@ -45,45 +41,6 @@ _WORTH = 2**26  # multiply-adds of a chunk and shift that are worth a thread of 
 
 Shift = tuple[int, ...]
 Range = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Products:
-    """Products of some rows of B, columns channel by channel, with targets."""
-
-    gram: Tensor  # [d, d], BᵀB
-    cross: Tensor  # [d, m], BᵀY
-    sums: Tensor  # [d] float64, column sums of B
-    rows: int
-    made_in: torch.dtype  # type of the numbers that were multiplied
-    # Size of the blocks on gram's diagonal whose two halves may differ by rounding; 0 if none do,
-    # None where all of gram may.
-    uneven: int | None = None
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What adds up."""
-        return self.gram, self.cross, self.sums
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over some rows of B and their targets."""
-
-    sums: Tensor  # [d] float64, column sums of B
-    targets: Tensor  # [m] float64, column sums of Y
-    energy: float  # ‖Y‖²
-
-
-def sum_device(device: torch.device) -> torch.device:
-    """Where float64 sums can be kept: the device itself, or the CPU if it has no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
-
-
-def wide_sum(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """Sums in float64, on the CPU if the device has no float64."""
-    if x.device.type == "mps":
-        return x.sum(dim).cpu().double()
-    return x.sum(dim, dtype=torch.float64)
 
 
 class _Line:

@@ -38,8 +38,8 @@ class Target(ABC):
     # Convolutions are seen at all patches of each image, or at as many random ones as their kernel
     # has positions.
     patches: Patches = "all"
-    # Rows of a linear layer count with at most so many times the median energy, where Y is made of
-    # the rows; None: as they are.
+    # Rows of a linear layer count with at most that multiple of the median energy, where Y is made
+    # of the rows; None: as they are.
     clip: float | None = None
     # Rows for each column, at least, of convolutions whose maps are so large that all of them would
     # be far more; None: all rows of every layer.

@@ -15,7 +15,7 @@ from subprune.statistics.residual import Residual
 if TYPE_CHECKING:
     from subprune.statistics.target import Target
 
-__all__ = ["TARGETS", "Asymmetric", "Layer", "Sequential"]
+__all__ = ["TARGETS"]
 
 TARGETS: dict[str, Target] = {t.name: t for t in (Layer(), Sequential(), Asymmetric(), Residual())}
 """By the name that stands for them."""

@@ -14,8 +14,9 @@ from subprune.structure.landing import Landing, find_landing
 
 if TYPE_CHECKING:
     from subprune.program.program import Program
+    from subprune.structure.components import Ids
     from subprune.structure.flow import Flow, Use
-    from subprune.structure.labels import Dim, Ids
+    from subprune.structure.labels import Dim
 
 __all__ = ["Builder", "Labelled", "SlotKey", "layer", "owner"]
 

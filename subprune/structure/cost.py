@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from subprune.errors import BudgetError, closest
-from subprune.structure.formula import Formula, Length, Product
+from subprune.structure.formula import Formula, Length, Monomial
 from subprune.structure.groups import Group, Span, Structure, Units
 
 __all__ = ["CostModel", "predict"]
@@ -67,14 +67,14 @@ class _Products:
                 lost += weight * (rest @ shares[self.index[:, j]])
         return lost
 
-    def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Product, ...]:
+    def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Monomial, ...]:
         """The products as data; lengths without a place are constants."""
         merged: dict[tuple[int, ...], int] = {}
         for factor, row in zip(self.factors.tolist(), self.index.tolist(), strict=True):
             fixed = [int(full[i]) for i in row if i not in places]
             key = tuple(places[i] for i in row if i in places)
             merged[key] = merged.get(key, 0) + factor * math.prod(fixed)
-        return tuple(Product(factor, key) for key, factor in merged.items())
+        return tuple(Monomial(factor, key) for key, factor in merged.items())
 
 
 class CostModel:
@@ -119,16 +119,16 @@ class CostModel:
     # ---- numbers of units ------------------------------------------------------------------------
 
     def params(self, counts: Counts, of: str = "model") -> int:
-        """Parameters left if each named group keeps so many units."""
+        """Parameters left if each named group keeps its number of units."""
         return int(self._products["params", of].total(self._lengths(counts)))
 
     def flops(self, counts: Counts, of: str = "model") -> int:
-        """FLOPs (two per multiply-add) left if each named group keeps so many units."""
+        """FLOPs (two per multiply-add) left if each named group keeps its number of units."""
         return int(self._products["flops", of].total(self._lengths(counts)))
 
     def at_most(self, quantity: str, counts: Counts, of: str = "model") -> int:
-        """ "params" or "flops" left, at most, if each named group keeps so many units, whichever
-        they are.
+        """ "params" or "flops" left, at most, if each named group keeps its number of units,
+        whichever they are.
 
         Exact for uniform groups; where units differ in size, as if the most expensive were kept.
         """

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from subprune.program.program import Op, Program, Ref
-from subprune.structure.labels import FREE, Dim, Ids, LabelSpace
+from subprune.structure.labels import FREE, Dim, LabelSpace
 
 if TYPE_CHECKING:
     from subprune.program.ops import Product
+    from subprune.structure.components import Ids
 
 __all__ = ["RULES", "Flow", "Origin", "Reduction", "Use", "part_of", "ref", "rule", "take"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Formula", "Length", "Product"]
+__all__ = ["Formula", "Length", "Monomial"]
 
 
 @dataclass(frozen=True)
 class Length:
-    """The length of a dimension: `fixed`, and so many positions for every unit that is kept."""
+    """The length of a dimension: `fixed`, and some positions more for every unit that is kept."""
 
     fixed: int
     groups: tuple[int, ...] = ()  # places in `Formula.groups`
@@ -19,7 +19,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Product:
+class Monomial:
     """``factor ×`` the product of some lengths."""
 
     factor: int
@@ -32,8 +32,8 @@ class Formula:
 
     groups: tuple[str, ...]
     lengths: tuple[Length, ...]
-    params: tuple[Product, ...]
-    flops: tuple[Product, ...]
+    params: tuple[Monomial, ...]
+    flops: tuple[Monomial, ...]
     inputs: int = 1  # inputs of the call whose FLOPs were counted
     exact: bool = True  # whether the units of every group are of one size
 
@@ -51,11 +51,11 @@ class Formula:
         )
 
     def total(self, quantity: str, counts: Mapping[str, int]) -> float:
-        """ "params" or "flops" left if every group keeps so many units."""
+        """ "params" or "flops" left if every group keeps these numbers of units."""
         widths = [counts[name] for name in self.groups]
         lengths = [_length(x, widths) for x in self.lengths]
-        products: Sequence[Product] = self.params if quantity == "params" else self.flops
-        total = sum(p.factor * _multiplied(p, lengths) for p in products)
+        monomials: Sequence[Monomial] = self.params if quantity == "params" else self.flops
+        total = sum(p.factor * _multiplied(p, lengths) for p in monomials)
         return total if quantity == "params" else total / self.inputs
 
 
@@ -64,8 +64,8 @@ def _length(length: Length, widths: Sequence[int]) -> float:
     return length.fixed + sum(each * widths[i] for i, each in own)
 
 
-def _multiplied(product: Product, lengths: Sequence[float]) -> float:
+def _multiplied(monomial: Monomial, lengths: Sequence[float]) -> float:
     result = 1.0
-    for i in product.lengths:
+    for i in monomial.lengths:
         result *= lengths[i]
     return result

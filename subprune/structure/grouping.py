@@ -10,10 +10,10 @@ import numpy as np
 
 from subprune.program.ops import belongs
 from subprune.structure.build import Builder, Labelled, SlotKey, layer, owner
+from subprune.structure.components import Ids, components
 from subprune.structure.edges import find_edges
 from subprune.structure.flow import Flow, Use
 from subprune.structure.groups import Group, Structure
-from subprune.structure.labels import Ids, components
 from subprune.structure.rules import index, linear, shape  # noqa: F401  (importing registers the rules)
 from subprune.structure.terms import flop_terms
 

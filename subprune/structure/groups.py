@@ -176,8 +176,8 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The length of a dimension, as a function of the kept units: fixed positions, and so many per
-    unit.
+    """The length of a dimension, as a function of the kept units: fixed positions, and some
+    per unit.
     """
 
     fixed: int

@@ -68,7 +68,7 @@ from numpy.typing import NDArray
 
 from subprune.structure.components import Ids, components
 
-__all__ = ["FREE", "Dim", "Frame", "LabelSpace", "components"]
+__all__ = ["FREE", "Dim", "Frame", "LabelSpace"]
 
 # alternative ids of one dimension, all tied position by position; the first is the main one
 Dim = tuple[Ids, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from subprune.program.program import Op, Program
     from subprune.structure.flow import Use
 
-__all__ = ["Landing", "Scaling", "Step", "Sum", "find_landing"]
+__all__ = ["Landing", "LandingStep", "Scaling", "Sum", "find_landing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Sum:
     needs: tuple[int, ...] = ()
 
 
-Step = Scaling | Sum
+LandingStep = Scaling | Sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Landing:
     value: int  # value id; the layer's own output if nothing follows it
     op: int  # the operation that makes it
     dim: int  # its dimension that the layer's outputs lie in: 1, or -1 for the last
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LandingStep, ...] = ()
     rectified: bool = False  # only ReLU reads the value
     bias: str | None = None  # what the layer's own bias is called
     constant: str | None = None  # the tensor that a constant can be added to
@@ -82,7 +82,7 @@ def find_landing(
     read_by = _read_by(program)
     dim = use.product.output
     value, made = use.output, use.op
-    steps: list[Step] = []
+    steps: list[LandingStep] = []
     constant, before = own_bias, 0
     while True:
         readers = read_by.get(value, [])

@@ -17,8 +17,8 @@ from subprune.program.ops import lengths
 from subprune.structure.groups import Span, Term
 
 if TYPE_CHECKING:
+    from subprune.structure.components import Ids
     from subprune.structure.flow import Flow
-    from subprune.structure.labels import Ids
 
 __all__ = ["flop_terms"]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from subprune.errors import OptionError, closest
 from subprune.zoo import assets_dir
+from subprune.zoo.readers import CLASSES
 from subprune.zoo.weights import load_weights
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "shipped_lenet",
 ]
 
-CLASSES = 10
 Shortcut = Literal["A", "B"]
 
 

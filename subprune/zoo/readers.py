@@ -24,6 +24,7 @@ from torch import Tensor
 from subprune.errors import DataError
 
 __all__ = [
+    "CLASSES",
     "archive_bytes",
     "as_tensor",
     "check_labels",
@@ -35,7 +36,7 @@ __all__ = [
     "read_idx",
 ]
 
-CLASSES = 10
+CLASSES = 10  # of every data set here
 CIFAR_RECORDS = 10_000
 CIFAR_SHAPE = (3, 32, 32)
 ARCHIVE_MEMBERS = 50  # the official archives have 9

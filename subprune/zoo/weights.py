@@ -56,8 +56,8 @@ def check_fit(
         for name, tensor in wanted.items()
         if name in stored and stored[name] != tuple(tensor.shape)
     ]
-    found = {"not in the file": missing, "not in the model": unknown, "of another shape": other}
-    problems = [f"{words}: {listed(names)}" for words, names in found.items() if names]
+    unfit = {"not in the file": missing, "not in the model": unknown, "of another shape": other}
+    problems = [f"{words}: {listed(names)}" for words, names in unfit.items() if names]
     if problems:
         raise DataError(
             f"{file} does not fit {kind} ({'; '.join(problems)}); build the model that it was saved "

@@ -10,10 +10,11 @@ import numpy as np
 
 from subprune.program.ops import argument
 from subprune.structure.flow import Flow, Origin, part_of, ref, rule, take
-from subprune.structure.labels import FREE, Dim, Ids
+from subprune.structure.labels import FREE, Dim
 
 if TYPE_CHECKING:
     from subprune.program.program import Op
+    from subprune.structure.components import Ids
 
 __all__: list[str] = []
 

@@ -18,11 +18,11 @@ from torch import nn
 
 from subprune.cli import blame
 from subprune.cli.hubs import LIBRARIES, Loaded, named_model, pretrained
-from subprune.cli.weights import ENDINGS, with_weights
+from subprune.cli.weight_files import ENDINGS, with_weights
 from subprune.errors import OptionError, closest
 from subprune.zoo.models import build, model_names, shipped_lenet
 
-__all__ = ["Loaded", "call", "find_callable", "is_code", "load", "load_model"]
+__all__ = ["call", "find_callable", "is_code", "load", "load_model"]
 
 SHIPPED_MODEL = "lenet-mnist"
 _EXAMPLES = {
