@@ -63,8 +63,14 @@ class Recovered:
     before = 0.0  # CPU seconds spent when an earlier row was made
     products: Literal["float32", "bfloat16"] = "float32"  # of the training
 
-    def __init__(self, minutes: float = 0, match: Match | None = None, **options: Any) -> None:
-        self.minutes, self.match = minutes, match
+    def __init__(
+        self,
+        minutes: float = 0,
+        match: Match | None = None,
+        steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.minutes, self.match, self.steps = minutes, match, steps
         self.options = {"refine": 4, "augment": "mirror", **options}
 
     def __call__(
@@ -87,6 +93,7 @@ class Recovered:
             clock="processor",
             products=self.products,
             match=self.match,
+            steps=self.steps,
             seed=seed,
             progress=False,
         )
@@ -133,6 +140,9 @@ ABLATION: dict[str, Variant] = {
     "with: mirror images and crops": variant(**FELT, augment=["mirror", "crop"]),
     "with: refine": variant(**FELT, refine=4),
     "with: refine, mirror images": variant(**FELT, refine=4, augment="mirror"),
+    "the default, refine, mirror images": Recovered(),
+    "the same, recover, 150 steps": Recovered(60, steps=150),
+    "the same, recover, 150 steps, by probabilities": Recovered(60, "probabilities", steps=150),
     "none of them": variant(**PLAIN),
     "alone: drift refit": variant(**PLAIN, drift=True),
     "alone: residual target": variant(**PLAIN, target=Residual(rounds=0, metric=False)),
