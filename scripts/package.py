@@ -16,6 +16,7 @@ included.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -107,8 +108,12 @@ def main() -> None:
 
 
 def run(*command: object, cwd: Path | None = None) -> None:
-    """Run a command; its output is shown only if it fails."""
-    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
+    """Run a command, with nothing of this checkout in its path; its output is shown only if it
+    fails.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [str(c) for c in command]
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: {command[:4]} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
 

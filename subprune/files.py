@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from subprune.errors import DataError
+from subprune.errors import DataError, OptionError
 
-__all__ = ["locked", "write_atomic", "write_folder"]
+__all__ = ["check_folder", "locked", "write_atomic", "write_folder"]
 
 
 def write_atomic(path: Path, content: bytes) -> Path:
@@ -72,6 +72,17 @@ def write_folder(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return folder
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Refuse an unusable folder before the work, not after it; option: what named it."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{option} {str(folder)!r} is a file; give a folder")
+    new = not folder.exists()
+    write_atomic(folder / ".subprune", b"")
+    (folder / ".subprune").unlink()
+    if new:  # a goal that is refused leaves no empty folder behind
+        folder.rmdir()
 
 
 def _empty(folder: Path) -> bool:

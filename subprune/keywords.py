@@ -34,6 +34,7 @@ __all__ = [
     "same",
     "stand_in",
     "takes",
+    "takes_one",
 ]
 
 Given = ParamSpec("Given")
@@ -239,6 +240,17 @@ def must_be(name: str, allowed: str, value: Any) -> Message:
     return Message(
         f"{{{name}:name}} must be {{allowed}}, got {{got!r}}", allowed=allowed, got=value
     )
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with one argument, as far as it says."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # built in, without a signature
+        return True
+    return True
 
 
 def check_kind(o: Option, value: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from subprune.errors import OptionError, closest
 from subprune.fit.fit import Fit
 from subprune.fit.fits import FITS
-from subprune.keywords import must_be
+from subprune.keywords import must_be, takes_one
 from subprune.messages import Message
 from subprune.select.contribution import Contribution
 from subprune.select.fluctuation import Fluctuation
@@ -178,8 +178,12 @@ def of_function(
 
 def as_method(given: Any) -> Any:
     """The name of a method, one itself, or a ranking function as a method of its own name."""
-    ranks = callable(given) and not isinstance(given, type)
-    return of_function(given) if ranks else given
+    if not callable(given) or isinstance(given, type):
+        return given
+    if not takes_one(given):
+        allowed = "a function that takes one argument, a subprune.View, and ranks units"
+        raise OptionError(must_be("method", allowed, given))
+    return of_function(given)
 
 
 def find_method(name: str | Method | Callable[[View], Answer]) -> Method:

@@ -148,13 +148,16 @@ def make_ready(
     if any(x is not None for x in others):
         tick("reading the other data")
 
-    def more(x: Any) -> Calibration | None:
-        read = held.once(("other data", Same(x)), lambda: _other(x, model, options.forward))
-        if read is None:
-            return None
-        return held.once(("more", recorded, Same(x)), lambda: dense.on(read))
+    def more(name: str, x: Any) -> Calibration | None:
+        try:
+            read = held.once(("other data", Same(x)), lambda: _other(x, model, options.forward))
+            if read is None:
+                return None
+            return held.once(("more", recorded, Same(x)), lambda: dense.on(read))
+        except DataError as error:
+            raise DataError(Message(f"{{{name}:name}}: {{why}}", why=error.message)) from error
 
-    pool, verification = map(more, others)
+    pool, verification = map(more, ("train_data", "verify_data"), others)
     watch.lap("reading data")
 
     def metric() -> Mapping[int, Tensor]:

@@ -220,11 +220,32 @@ def test_what_is_no_method_is_refused(data: Tensor, wrong: Any) -> None:
         subprune.prune(Net(), data, keep=0.5, method=wrong)
 
 
+def test_functions_that_cannot_be_called_are_refused_before_the_work(data: Tensor) -> None:
+    for options, words in (
+        ({"method": lambda: [0]}, "method must be a function that takes one argument, a subp"),
+        ({"method": lambda view, more: [0]}, "method must be a function that takes one argument"),
+        ({"callback": lambda: None}, "callback must be a function that takes one argument"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            subprune.forecast(Net(), data, keep=0.5, **options)
+    with pytest.raises(OptionError, match="finetune must be a function that takes one argument"):
+        subprune.prune_in_rounds(Net(), data, lambda model, epochs: None, compression=2)
+    with pytest.raises(OptionError, match="'sided' must be a function of a View"):
+        subprune.method("sided")(lambda: [0])  # type: ignore[arg-type,misc]
+    callback = print  # built in; takes any number
+    assert counts(Net(), data, keep=0.5, callback=callback)["fc"] == 10
+
+
 def test_a_function_that_does_not_rank_is_refused_and_loses_nothing(data: Tensor) -> None:
     model = Net()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     with pytest.raises(OptionError, match="different numbers from 0 to"):
         subprune.prune(model, data, keep=0.5, method=lambda view: [0, 0, 1])
+    for scores in (torch.rand, lambda n: [i / n for i in range(n)], lambda n: [float("inf")] * n):
+        with pytest.raises(
+            OptionError, match=r"numbers of its units, best first, got (frac|an ob)"
+        ):
+            subprune.prune(model, data, keep=0.5, method=lambda view, of=scores: of(view.n_units))
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 

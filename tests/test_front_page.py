@@ -11,6 +11,11 @@ from types import ModuleType
 import pytest
 
 import subprune
+from subprune.budget.allocators import ALLOCATORS
+from subprune.fit.fits import FITS
+from subprune.methods import METHODS
+from subprune.select.selectors import SELECTORS
+from subprune.statistics.targets import TARGETS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -60,6 +65,13 @@ def test_the_readme_is_short_and_shows_pictures_that_exist() -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
     assert pictures == ["docs/front.png", "docs/report.png"]
     assert all((ROOT / path).stat().st_size < 150_000 for path in pictures)
+
+
+def test_every_name_that_an_option_takes_is_explained() -> None:
+    text = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    for table in (METHODS, TARGETS, SELECTORS, FITS, ALLOCATORS):
+        for name in table:
+            assert re.search(rf'`"?{name}"?`', text), f"docs/choosing.md says nothing of {name}"
 
 
 def test_every_page_is_in_the_navigation() -> None:

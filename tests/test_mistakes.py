@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.errors import SubpruneError, closest
+from subprune.messages import FLAGS as SPELLED
 
 NET = """
 from torch import nn
@@ -149,6 +150,8 @@ def test_commands_that_are_called_as_others_are(run: Run) -> None:
     assert (done.code, "subprune eval MODEL DATA" in done.err) == (2, True)
     done = run("export", ".", "--model", "net.py:build", "--onnx")
     assert (done.code, "the folder has no model.safetensors" in done.err) == (2, True)
+    done = run("demo", "--output", "net.py")
+    assert (done.code, "--output 'net.py' is a file; give a folder" in done.err) == (2, True)
     done = run("report", "other.pt")
     assert (done.code, "is not a report, which is JSON" in done.err) == (2, True)
 
@@ -308,6 +311,18 @@ def test_data_of_the_wrong_kind_says_what_would_be_right() -> None:
     for data, options, words in wrong:
         with pytest.raises(SubpruneError, match=words):
             subprune.prune(network().eval(), data, keep=0.5, progress=False, **options)
+
+
+def test_the_option_whose_data_does_not_fit_is_named() -> None:
+    x = torch.randn(64, 8)
+    for wrong, words in (
+        (torch.randn(64, 7), r"verify_data: the model cannot be called with the data \(shapes"),
+        (x / 0, "verify_data: batch 1 of the data contains NaN or infinity"),
+        ([], "verify_data: the data is empty; give at least one input"),
+    ):
+        with pytest.raises(SubpruneError, match=words) as refused:
+            subprune.prune(network().eval(), x, keep=0.5, verify_data=wrong, progress=False)
+        assert refused.value.spelled(SPELLED).startswith("--verify-data: ")
 
 
 def test_one_hot_labels_are_named() -> None:

@@ -305,15 +305,21 @@ def test_class_folders_are_labels_and_images_are_prepared(tmp_path: Path) -> Non
 def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
     """Content of a file by its name, and what is said of it."""
     return {
-        "a.csv": ("", "a first line with a different name for every column"),
+        "a.csv": ("", "is empty; its first line names the columns"),
         "b.csv": ("x,x\n1,2\n", "a different name for every column"),
-        "c.csv": ("x,y\n1,2\n3\n", "line 3 of .* has 1 cells, the first line 2"),
+        "c.csv": (
+            "x,y\n1,2\n3\n",
+            "line 3 of .* has 1 cells, the first line 2; give every line as many",
+        ),
         "d.csv": ("x,y\n", "holds no record"),
         "e.csv": ("x,z\n1,2\n,3\n", "column 'x' of .* does not hold a number in every row"),
         "f.jsonl": ('{"a": 1}\n{"b": 2}\n', "line 2 of .* with the keys of the first"),
-        "g.jsonl": ('{"a": ', "damaged or not what its name says"),
+        "g.jsonl": ('{"a": 1}\n{"a": ', "line 2 of .* is not JSON .*at character 6"),
         "h.parquet": ("no", "damaged or not what its name says"),
         "i.txt": (" \n", "has no text in it"),
+        "k.csv": ("x;y\n1;2\n3;4\n", "separated by semicolons, its first line is 'x;y'; save it"),
+        "l.csv": ("x,day\n1,2020-01-01\n", "column 'day' of .* holds texts, such as '2020-01-01'"),
+        "m.npy": ("no", "is not a file that numpy.save wrote; save the array again"),
         "j.xls": ("no", "cannot be read; give a .npy"),
     }
 

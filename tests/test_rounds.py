@@ -139,6 +139,13 @@ def test_what_cannot_be_done_in_rounds_is_refused(
         subprune.prune_in_rounds(net(), **given)
 
 
+def test_a_file_is_no_folder(data: Tensor, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.touch()
+    with pytest.raises(OptionError, match=r"folder must be a folder, and '.*state' is a file"):
+        subprune.prune_in_rounds(net(), data, Trainer(), compression=2, folder=folder)
+
+
 def test_training_may_not_change_shapes(data: Tensor) -> None:
     def widen(model: nn.Module) -> None:
         model[4] = nn.Linear(40, 3)  # type: ignore[index,operator]

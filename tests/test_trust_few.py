@@ -342,10 +342,10 @@ def test_large_weights_are_remarked_on() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ridge": -1}, "ridge must be None"),
-        ({"ridge": "strong"}, "ridge must be None"),
-        ({"ridge": True}, "ridge must be None"),
-        ({"ridge": float("nan")}, "ridge must be None"),
+        ({"ridge": -1}, "ridge must be a number of at least 0"),
+        ({"ridge": "strong"}, "ridge must be a number of at least 0"),
+        ({"ridge": True}, "ridge must be a number of at least 0"),
+        ({"ridge": float("nan")}, "ridge must be a number of at least 0"),
         ({"folds": 0}, "folds must be a whole number"),
         ({"folds": 2.5}, "folds must be a whole number"),
         ({"ridge": 0.1, "fit": "keep"}, "has no effect with fit 'keep'"),

@@ -126,7 +126,9 @@ def mha(**options: Any) -> Callable[[], nn.Module]:
 
 
 ZOO: dict[str, Entry] = {
-    "lenet": Entry(LeNet, image(28, 1), {"channel": 2, "neuron": 2}, 4, {"fc3": "output 0"}),
+    "lenet": Entry(
+        LeNet, image(28, 1), {"channel": 2, "neuron": 2}, 4, {"fc3": "the model's output"}
+    ),
     "vgg11": Entry(VGG11, image(32), {"channel": 8, "neuron": 2}, 10),
     "resnet20-A": Entry(lambda: ResNet(20, "A"), image(16), {"stream": 1, "channel": 9}, 9),
     "resnet20-B": Entry(lambda: ResNet(20, "B"), image(16), {"stream": 3, "channel": 9}, 9),
@@ -155,14 +157,14 @@ ZOO: dict[str, Entry] = {
         image(16),
         {"stream": 1, "channel": 24},
         24,
-        {"head.cv2.0.2": "split dimension", "head.cv3.0.2": "output 0"},
+        {"head.cv2.0.2": "split dimension", "head.cv3.0.2": "the model's output"},
     ),
     "detector-later": Entry(
         lambda: detection.Detector(later=True),
         image(16),
         {"stream": 3, "channel": 27, "head": 1},
         28,
-        {"head.cv2.0.2": "split dimension", "head.cv3.0.3": "output 0"},
+        {"head.cv2.0.2": "split dimension", "head.cv3.0.3": "the model's output"},
     ),
     "super-resolution": Entry(conv.SuperResolution, image(6), {"channel": 3}, 3),
     "audio": Entry(conv.AudioNet, rows(2, 1, 32), {"stream": 1, "channel": 4}, 4),
@@ -275,8 +277,10 @@ ZOO: dict[str, Entry] = {
     ),
     "twice": Entry(odd.Twice, rows(3, 5), {"neuron": 1}, 1),
     "shared-head": Entry(odd.SharedHead, rows(3, 5), {"neuron": 1}, 0),
-    "two-names": Entry(odd.TwoNames, rows(3, 5), {"neuron": 2}, 2, {"classifier": "output 0"}),
-    "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "output 0"}),
+    "two-names": Entry(
+        odd.TwoNames, rows(3, 5), {"neuron": 2}, 2, {"classifier": "the model's output"}
+    ),
+    "repeated": Entry(odd.repeated, rows(3, 5), {"neuron": 2}, 2, {"8": "the model's output"}),
     "shared-block": Entry(odd.SharedBlock, image(6), {"stream": 1, "channel": 1}, 0),
     "caching": Entry(odd.Caching, rows(3, 4), {"neuron": 2}, 2),
     "remembering": Entry(odd.Remembering, rows(3, 4), {"neuron": 2}, 2),
@@ -343,7 +347,7 @@ ZOO: dict[str, Entry] = {
         lambda: {"x": torch.randn(3, 4), "scale": torch.rand(3, 1)},
         {"neuron": 1},
         1,
-        {"fc2": "output 0", "fc3": "output 1"},
+        {"fc2": "model's output 1 of 2", "fc3": "model's output 2 of 2"},
     ),
     **{
         f"pool-{dims}d-{'unbatched' if len(shape) == dims + 1 else 'batched'}": Entry(
@@ -369,11 +373,11 @@ ZOO: dict[str, Entry] = {
         0,
         {"first": "a window slides"},
     ),
-    "massive": Entry(odd.Massive, rows(4, 16), {"neuron": 2}, 2, {"down.0": "output 0"}),
+    "massive": Entry(odd.Massive, rows(4, 16), {"neuron": 2}, 2, {"down.0": "the model's output"}),
     "denoiser": Entry(
         conv.Denoiser, image(6), {"channel": 1}, 1, {"last": "combined position by position"}
     ),
-    "segmenter": Entry(conv.segmenter, image(8), {"channel": 2}, 2, {"4": "output 0"}),
+    "segmenter": Entry(conv.segmenter, image(8), {"channel": 2}, 2, {"4": "the model's output"}),
     "regression": Entry(
         lambda: nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 1)),
         rows(4, 5),

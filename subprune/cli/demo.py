@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from subprune.cli.console import line_width, print_json, print_text
+from subprune.files import check_folder
 from subprune.progress import progress_bar
 
 __all__ = ["register"]
@@ -30,6 +31,7 @@ def demo(
     """Prune the shipped LeNet at c = 2, 4, 8, 16, 32 and show what is left."""
     from subprune.cli.demonstration import run_demo, table
 
+    check_folder(output, "--output")
     with progress_bar({"": len(RATIOS)}, None) as note:
         rows = run_demo(output, RATIOS, seed, note)
     if json:

@@ -19,7 +19,7 @@ from subprune.cli.data import DataChoice, load_data, load_verification
 from subprune.cli.loading import find_callable, is_code, load
 from subprune.cli.torchrun import started_job
 from subprune.errors import OptionError, SubpruneError
-from subprune.files import locked, write_atomic
+from subprune.files import check_folder, locked, write_atomic
 from subprune.io.storage import save
 from subprune.measure.stopwatch import Stopwatch
 from subprune.messages import FLAGS, Message, spelled
@@ -92,7 +92,7 @@ def _run(job: Job, words: Mapping[str, Any], rank: int) -> None:
     if rank:
         run(loaded.model, inputs, **keywords)
         return
-    _check_output(job.output)
+    check_folder(job.output, "--output")
     with locked(job.output, f"--output {str(job.output)!r}"):
         result = run(loaded.model, inputs, **keywords)
         quick = not why and result.report.seconds < _QUICK
@@ -127,17 +127,6 @@ def _other_data(choice: DataChoice, named: Options) -> tuple[dict[str, Any], str
         pool = replace(choice, spec=named.train_data, n_samples=None, option="--train-data")
         loaded["train_data"] = load_data(pool)
     return loaded, words
-
-
-def _check_output(output: Path) -> None:
-    """Refuse an unusable folder before the work, not after it."""
-    if output.exists() and not output.is_dir():
-        raise OptionError(f"--output {str(output)!r} is a file; give a folder")
-    new = not output.exists()
-    write_atomic(output / ".subprune", b"")
-    (output / ".subprune").unlink()
-    if new:  # a goal that is refused leaves no empty folder behind
-        output.rmdir()
 
 
 def _waited(result: Result, parts: dict[str, float]) -> Result:

@@ -120,9 +120,7 @@ def take(
             if missing <= 0:
                 break
     if not taken:
-        raise DataError(
-            "the calibration data is empty; give at least one input, a few hundred are best"
-        )
+        raise DataError("the data is empty; give at least one input, a few hundred are best")
     if source.stream and missing is not None and missing <= 0 and read_items != source.length:
         count = sum(b.size for b in taken)
         remarks[
@@ -250,7 +248,7 @@ def _batch(item: Any, model: nn.Module, forward: Callable[[Any], Any] | None) ->
     tensors = [x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor)]
     if not tensors:
         raise DataError(
-            f"an item of the calibration data, a {type(item).__name__}, holds no tensor; give "
+            f"an item of the data, a {type(item).__name__}, holds no tensor; give "
             "tensors or NumPy arrays, or forward=, which makes the model's arguments of an item"
         )
     return Batch(inputs, labels, tensors[0].shape[0] if tensors[0].ndim else 1)
@@ -321,7 +319,7 @@ def _arguments(item: Any) -> Inputs:
     if isinstance(item, tuple | list):
         return tuple(item), {}
     raise DataError(
-        f"an item of the calibration data is a {type(item).__name__}; allowed are tensors, tuples "
+        f"an item of the data is a {type(item).__name__}; allowed are tensors, tuples "
         "and dicts (in Python, or anything else with forward=, which turns it into one of these)"
     )
 
@@ -329,13 +327,11 @@ def _arguments(item: Any) -> Inputs:
 def _check(batch: Batch, number: int) -> None:
     for x in tree_flatten(batch.inputs)[0]:
         if isinstance(x, Tensor) and x.is_meta:
-            raise DataError(
-                f"batch {number} of the calibration data is on the meta device and has no values"
-            )
+            raise DataError(f"batch {number} of the data is on the meta device and has no values")
         if isinstance(x, Tensor) and x.is_floating_point() and not bool(torch.isfinite(x).all()):
             bad = torch.nonzero(~torch.isfinite(x).reshape(x.shape[0] if x.ndim else 1, -1).all(1))
             which = ", ".join(str(int(i)) for i in bad[:5]) + (", …" if len(bad) > 5 else "")
             raise DataError(
-                f"batch {number} of the calibration data contains NaN or infinity, in its inputs "
+                f"batch {number} of the data contains NaN or infinity, in its inputs "
                 f"{which} (counted from 0); remove those"
             )

@@ -165,7 +165,7 @@ def _contradiction(item: Any) -> str:
     tensor = _first_tensor(item)
     shape = None if tensor is None else tuple(tensor.shape)
     return (
-        f"items of the calibration data hold a tensor of shape {shape} and a single number: with "
+        f"items of the data hold a tensor of shape {shape} and a single number: with "
         "the number as its label each is one sample, but the model takes it only as a batch; give "
         "torch.stack of the samples if they are samples, or the tensors alone if they are batches"
     )

@@ -91,10 +91,10 @@ def read(data: Any, lot: Lot, single: Single) -> Source:
         return _stream(data, single)
     if isinstance(data, str | Path):
         raise DataError(
-            f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}, or what "
+            f"data of type {type(data).__name__} cannot be read; {_ALLOWED}, or what "
             "subprune.read_data(path, model) makes of a file or folder"
         )
-    raise DataError(f"calibration data of type {type(data).__name__} cannot be read; {_ALLOWED}")
+    raise DataError(f"data of type {type(data).__name__} cannot be read; {_ALLOWED}")
 
 
 def draw(length: int, n: int | None, seed: int) -> list[int] | None:
@@ -108,7 +108,7 @@ def draw(length: int, n: int | None, seed: int) -> list[int] | None:
 def _rows(data: Tensor, lot: Lot) -> tuple[Tensor, ...]:
     """The whole set in one tensor [samples, …]."""
     if data.ndim == 0 or data.shape[0] == 0:
-        raise DataError(f"the calibration data is empty: a tensor of shape {tuple(data.shape)}")
+        raise DataError(f"the data is empty: a tensor of shape {tuple(data.shape)}")
     rows = lot.rows(data.shape[0])
     return (data if rows is None else data[torch.tensor(rows)]).split(CHUNK)
 
@@ -223,7 +223,7 @@ def _collated(samples: Sequence[Any]) -> Any:
     except (TypeError, RuntimeError, KeyError) as error:
         text = str(error).strip().split("\n")[0][:200]
         raise DataError(
-            f"samples of the calibration data ({type(samples[0]).__name__}) cannot be put "
+            f"samples of the data ({type(samples[0]).__name__}) cannot be put "
             f"into one batch: {text}; let the data set return tensors, or give a "
             "DataLoader with a collate_fn"
         ) from error
@@ -280,7 +280,7 @@ def plain_item(data: Any) -> Any:
         return data
     if hasattr(data, "to_numpy") and not isinstance(data, np.ndarray):
         kind = type(data).__name__
-        raise DataError(f"calibration data of type {kind} cannot be read; give data.to_numpy()")
+        raise DataError(f"data of type {kind} cannot be read; give data.to_numpy()")
     if isinstance(data, Mapping) and not isinstance(data, dict):
         data = dict(data)
     if isinstance(data, np.ndarray | list | tuple | dict):

@@ -112,8 +112,8 @@ def token_limit(n_samples: int | str | None) -> int | None:
     number = 0 if text is None else int(re.sub("[_,]", "", text[1]))
     if number < 1:
         why = (
-            "{n_samples:name} must be a positive integer, a number of tokens such as "
-            '"4096 tokens", or None for all, got {got!r}'
+            "{n_samples:name} must be a positive integer, or a number of tokens such as "
+            '"4096 tokens" (in Python also None, for all), got {got!r}'
         )
         raise DataError(Message(why, got=n_samples))
     return number

@@ -28,7 +28,7 @@ class Ridge(LeastSquares):
         ridge = self.ridge
         is_number = isinstance(ridge, int | float) and not isinstance(ridge, bool)
         if ridge is not None and not (is_number and 0 <= ridge < inf):
-            allowed = "None, which chooses it, or a number of at least 0 (0.01 is strong)"
+            allowed = "a number of at least 0 (0.01 is strong); without it one is chosen"
             raise OptionError(must_be("ridge", allowed, ridge))
         if ridge is not None:
             object.__setattr__(self, "ridge", float(ridge))

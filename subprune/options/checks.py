@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from subprune.budget.goal import amount
 from subprune.data.tokens import token_limit
 from subprune.errors import BudgetError, OptionError
-from subprune.keywords import must_be
+from subprune.keywords import must_be, takes_one
 from subprune.messages import Message, listed
 from subprune.statistics.residual import Residual
 
@@ -183,8 +183,9 @@ def check_call(options: Options) -> None:
     if options.forward is not None and not callable(options.forward):
         allowed = "a function from an item of data to the model's arguments"
         raise OptionError(must_be("forward", allowed, options.forward))
-    if options.callback is not None and not callable(options.callback):
-        allowed = "a function of a subprune.plan.GroupPlan"
+    callback = options.callback
+    if callback is not None and not (callable(callback) and takes_one(callback)):
+        allowed = "a function that takes one argument, a subprune.plan.GroupPlan"
         raise OptionError(must_be("callback", allowed, options.callback))
     for name in ("cache", "checkpoint"):
         folder = getattr(options, name)

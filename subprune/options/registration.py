@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from subprune.budget.allocators import ALLOCATORS
 from subprune.errors import OptionError, closest
+from subprune.keywords import takes_one
 from subprune.methods import METHODS, of_function
 from subprune.statistics.targets import TARGETS
 
@@ -44,7 +45,7 @@ def method(
         _check_choice(name, "allocate", allocate, ALLOCATORS)
 
     def register(function: Callable[[View], Answer]) -> Callable[[View], Answer]:
-        if not callable(function):
+        if not callable(function) or not takes_one(function):
             raise OptionError(f"method {name!r} must be a function of a View, got {function!r:.80}")
         if name in METHODS:
             raise OptionError(f"there is a method named {name!r} already; choose another name")

@@ -159,7 +159,7 @@ class Rows:
     )
     selector: SelectorName | Selector | None = option(
         None,
-        "how units are chosen; by default the method's own",
+        f"how units are chosen: {', '.join(get_args(SelectorName))}; by default the method's own",
         panel=_HOW,
         **as_part("selector"),
     )

@@ -382,7 +382,7 @@ def not_taken(model: nn.Module, inputs: Inputs, what: str, error: BaseException)
     args, kwargs = inputs
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     text = str(error).strip()
-    first_line = text.splitlines()[0] if text else repr(error)
+    first_line = text.splitlines()[0].rstrip(".") if text else repr(error)
     return (
         f"the model cannot be called with {what} (shapes {shapes}): "
         f"{type(error).__name__}: {first_line}; give inputs as its forward takes them, "

@@ -67,6 +67,9 @@ def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
 
 
 def _read_npy(path: Path, rows: Rows) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        if file.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+            raise DataError(f"{path} is not a file that numpy.save wrote; save the array again")
     # a size beyond the file's own is refused here
     mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(mapped, np.ndarray):

@@ -75,9 +75,10 @@ class Pixels:
         if not x.is_floating_point() or x.ndim != 4:
             words = (
                 "{resize:name} is for images [number, channels, height, width]; {place} is {dtype} "
-                "of shape {shape}"
+                "of shape {shape}: omit it"
             )
-            raise OptionError(Message(words, place=place, dtype=x.dtype, shape=shape))
+            dtype = str(x.dtype).removeprefix("torch.")
+            raise OptionError(Message(words, place=place, dtype=dtype, shape=shape))
         if x.shape[3] in _COLOURS and x.shape[1] not in _COLOURS:
             words = (
                 "{resize:name}: {place} of shape {shape} seems to have channels last; save it as "

@@ -225,7 +225,7 @@ class Reader:
             )
         rows = draw(len(files), min(self.n_samples or _MOST_FILES, _MOST_FILES), self.seed)
         taken = files if rows is None else [files[i] for i in rows]
-        images = ((file.name, read_image(file)) for file in taken)
+        images = ((str(file.relative_to(path)), read_image(file)) for file in taken)
         inputs = self.pixels.of_images(images, str(path))
         inside = [file.relative_to(path).parts for file in files]
         classes = sorted({parts[0] for parts in inside if len(parts) > 1})
@@ -249,6 +249,7 @@ class Reader:
         named = self._content(table, others)
         first = table[named][0] if named else None
         if isinstance(first, str):
+            self._refuse_words(named, first)
             return self._text(table[named], table.get(label or ""))
         self.refuse_text()
         chosen = draw(len(next(iter(table.values()))), self.n_samples, self.seed)
@@ -261,6 +262,15 @@ class Reader:
             self.refuse_pixels("whose columns are numbers")
             inputs = _features({name: [table[name][i] for i in rows] for name in others}, self.path)
         return inputs if labels is None else (inputs, labels)
+
+    def _refuse_words(self, column: str, cell: str) -> None:
+        """Without a tokenizer, words are more likely in the way than meant to be read."""
+        if self.tokenizer is None:
+            words = (
+                "column {column!r} of {path} holds texts, such as {cell!r}: omit it from the file, "
+                "or, for a model that reads texts, give the folder of its tokenizer as {tokenizer=}"
+            )
+            raise OptionError(Message(words, column=column, path=self.path, cell=cell[:40]))
 
     def _content(self, table: Table, others: Sequence[str]) -> str:
         """The column that holds texts or images; empty where all hold numbers."""

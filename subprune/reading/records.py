@@ -53,7 +53,9 @@ def _read_csv(path: Path) -> Table:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         header = next(rows, [])
-        if not header or len(set(header)) < len(header):
+        if not header:
+            raise DataError(f"{path} is empty; its first line names the columns")
+        if len(set(header)) < len(header):
             raise DataError(
                 f"{path} needs a first line with a different name for every column, got {header}"
             )
@@ -63,11 +65,23 @@ def _read_csv(path: Path) -> Table:
                 continue
             if len(row) != len(header):
                 raise DataError(
-                    f"line {number} of {path} has {len(row)} cells, the first line {len(header)}"
+                    f"line {number} of {path} has {len(row)} cells, the first line {len(header)}; "
+                    "give every line as many"
                 )
             for column, cell in zip(columns, row, strict=True):
                 column.append(cell)
+    _refuse_semicolons(path, header, columns)
     return {name: _numbers(values) for name, values in zip(header, columns, strict=True)}
+
+
+def _refuse_semicolons(path: Path, header: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
+    """One column with as many semicolons in every line is a table of another kind."""
+    found = header[0].count(";")
+    if len(header) == 1 and found and all(cell.count(";") == found for cell in columns[0]):
+        raise DataError(
+            f"the cells of {path} seem to be separated by semicolons, its first line is "
+            f"{header[0][:60]!r}; save it with commas, or as .tsv with tabs"
+        )
 
 
 def _numbers(cells: Sequence[str]) -> list[Any]:
@@ -88,7 +102,13 @@ def _read_json_lines(path: Path) -> Table:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            record = json.loads(line)
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(
+                    f"line {number} of {path} is not JSON ({error.msg} at character {error.pos}); "
+                    "every line has to be one object"
+                ) from error
             if not isinstance(record, dict) or (table and record.keys() != table.keys()):
                 raise DataError(
                     f"line {number} of {path} must be an object with the keys of the first"

@@ -44,10 +44,11 @@ def group_section(r: Report) -> str:
         "what the next layers received from these units that is lost after reweighting, on rows of "
         "data that were not fitted (in brackets: on those that were). What is saved adds up to the "
         "whole: where two groups cut the same weight, each is credited with half of what both save."
-        " Weights: the norm of the new ones over that of the old ones."
     )
+    wide = "Weights: the norm of the new ones over that of the old ones."
     tools = _tools(len(r.plan.groups)) if folds else ""
-    return section("Group by group", text, f'{tools}<div class="card scroll groups">{table}</div>')
+    body = f'{tools}<div class="card scroll groups">{table}</div>'
+    return section("Group by group", text, body, wide)
 
 
 def _tools(groups: int) -> str:

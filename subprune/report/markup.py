@@ -24,9 +24,12 @@ def html_table(
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def section(title: str, text: str, body: str) -> str:
-    """A heading, a sentence that says how to read what follows, and that; `body` is HTML."""
-    words = f'<p class="soft">{e(text)}</p>' if text else ""
+def section(title: str, text: str, body: str, wide: str = "") -> str:
+    """A heading, a sentence that says how to read what follows, and that; `body` is HTML, `wide`
+    is about what narrow screens do not show.
+    """
+    more = f'<span class="wide"> {e(wide)}</span>' if wide else ""
+    words = f'<p class="soft">{e(text)}{more}</p>' if text else ""
     return f"<section><h2>{e(title)}</h2>{words}{body}</section>"
 
 

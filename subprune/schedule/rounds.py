@@ -15,7 +15,7 @@ from subprune.cutting.surgery import duplicate
 from subprune.errors import DataError, OptionError
 from subprune.files import write_atomic
 from subprune.io.storage import fingerprint_of, load, save
-from subprune.keywords import must_be
+from subprune.keywords import must_be, takes_one
 from subprune.messages import Message, listed
 from subprune.options.options import Options
 from subprune.plan import history_of
@@ -95,8 +95,9 @@ def prune_in_rounds(
     if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds <= _MOST_ROUNDS:
         allowed = f"a whole number from 1 to {_MOST_ROUNDS}"
         raise OptionError(must_be("rounds", allowed, rounds))
-    if not callable(finetune):
-        raise OptionError(must_be("finetune", "a function that trains a model", finetune))
+    if not callable(finetune) or not takes_one(finetune):
+        allowed = "a function that takes one argument, the model, and trains it"
+        raise OptionError(must_be("finetune", allowed, finetune))
     if isinstance(data, Iterator):
         raise OptionError(
             "the data is a generator, which is used up after one round; give a list, a data set or "
@@ -208,6 +209,9 @@ class _State:
         """A new state, or the one that the folder holds, if it is that of the same call."""
         if folder is None:
             return cls(None, call)
+        if folder.exists() and not folder.is_dir():
+            words = "{folder:name} must be a folder, and {got!r} is a file; give another place"
+            raise OptionError(Message(words, got=str(folder)))
         call = {**call, "model": fingerprint_of(model)}
         path = folder / _STATE
         if not path.is_file():

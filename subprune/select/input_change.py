@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from subprune.errors import OptionError
+from subprune.keywords import must_be
 from subprune.select.greedy import greedy, stochastic_greedy
 from subprune.select.selector import Ranking, Selector, View
 
@@ -23,9 +24,8 @@ class Greedy(Selector):
     def __post_init__(self) -> None:
         epsilon = self.epsilon
         if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < 1):
-            raise OptionError(
-                f"epsilon of stochastic greedy must lie between 0 and 1, got {epsilon!r}"
-            )
+            allowed = "a number between 0 and 1, for stochastic greedy"
+            raise OptionError(must_be("epsilon", allowed, epsilon))
 
     @property
     def nested(self) -> bool:

@@ -278,16 +278,23 @@ class Function(Selector):
 
 def checked_order(view: View, ranked: Sequence[int]) -> tuple[int, ...]:
     """The ranking as unit numbers; one that is not a ranking is refused."""
+    whose = f"the method's ranking of group {view.group.name!r} must"
     try:
-        order = tuple(int(u) for u in ranked)
-    except (TypeError, ValueError) as error:
+        given = list(ranked)
+        order = tuple(int(u) for u in given)
+    except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
-            f"the method's ranking of group {view.group.name!r} must be the numbers of its units, "
-            f"best first, got an object of type {type(ranked).__name__}"
+            f"{whose} be the numbers of its units, best first, got an object of type "
+            f"{type(ranked).__name__}"
         ) from error
+    if any(number != u for number, u in zip(order, given, strict=True)):
+        raise OptionError(
+            f"{whose} be the numbers of its units, best first, got fractions: of scores in a tensor, "
+            "return scores.argsort(descending=True)"
+        )
     if len(set(order)) != len(order) or any(not 0 <= u < view.n_units for u in order):
         raise OptionError(
-            f"the method's ranking of group {view.group.name!r} must hold different numbers from "
-            f"0 to {view.n_units - 1}, got {order[:8]}{'…' if len(order) > 8 else ''}"
+            f"{whose} hold different numbers from 0 to {view.n_units - 1}, got {order[:8]}"
+            f"{'…' if len(order) > 8 else ''}"
         )
     return order

@@ -137,7 +137,7 @@ class Calibration:
     def on(self, batches: Sequence[Batch]) -> Calibration:
         """The same model and structure with other batches."""
         known = {signature(b.inputs): p for b, p in zip(self.batches, self.programs, strict=True)}
-        programs = _programs(self.model, batches, known)
+        programs = _programs(self.model, batches, known, "the data")
         remarks = lay_out(self.model, batches, programs, self.structure.program.layouts)
         return Calibration(
             model=self.model,
@@ -224,7 +224,10 @@ def _portion(program: Program, size: int) -> int:
 
 
 def _programs(
-    model: nn.Module, batches: Sequence[Batch], known: dict[Any, Program]
+    model: nn.Module,
+    batches: Sequence[Batch],
+    known: dict[Any, Program],
+    what: str = "the calibration data",
 ) -> list[Program]:
     """The program of every batch; batches of a shape in `known` share it, and all must take the
     same path.
@@ -233,7 +236,7 @@ def _programs(
     for batch in batches:
         key = signature(batch.inputs)
         if key not in known:
-            known[key] = _record(model, batch)
+            known[key] = _record(model, batch, what)
         programs.append(known[key])
     main = [str(op.func) for op in next(iter(known.values())).ops]
     for program in known.values():
@@ -245,13 +248,13 @@ def _programs(
     return programs
 
 
-def _record(model: nn.Module, batch: Batch) -> Program:
-    program = record_given(model, batch.inputs, "the calibration data")
+def _record(model: nn.Module, batch: Batch, what: str) -> Program:
+    program = record_given(model, batch.inputs, what)
     given = [x for x in flat_tensors(batch.inputs) if x.is_floating_point()]
     made = program.values[program.answer].shape
     if given and all(x.ndim == 1 for x in given) and made[:1] != given[0].shape:
         raise DataError(
-            f"calibration data of shape {tuple(given[0].shape)} seems to be one input, for which the "
-            f"model gives {tuple(made)}; inputs have the batch first: give many, [N, …]"
+            f"data of shape {tuple(given[0].shape)} seems to be one input, for which the model gives "
+            f" {tuple(made)}; inputs have the batch first: give many, [N, …]"
         )
     return program

@@ -137,9 +137,11 @@ class Flow:
             else:
                 self.give_up(op, getattr(op.func, "reason", "this operation is not known"))
         self._partitions()
-        for i, vid in enumerate(self.program.outputs):
+        count = len(self.program.outputs)
+        for number, vid in enumerate(self.program.outputs, 1):
+            which = f" {number} of {count}" if count > 1 else ""
             for dim in self.dims(vid):
-                self.space.freeze(dim, f"is part of the model's output {i}")
+                self.space.freeze(dim, f"is part of the model's output{which}")
 
     # ---- helpers for rules -----------------------------------------------------------------------
 

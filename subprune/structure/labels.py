@@ -37,7 +37,7 @@ input or is its output cannot go. The component of an id is named after its smal
 >>> sorted(reasons)
 [3, 4, 8, 9]
 >>> reasons[8]
-"is part of the model's output 0"
+"is part of the model's output"
 
 So components 0, 1 and 2 are units, three hidden neurons: neuron 1 is row 1 of the first weight,
 bias 1 and column 1 of the second weight (ids 1, 6 and 11).

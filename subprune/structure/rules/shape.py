@@ -310,7 +310,7 @@ def _or_fixed(flow: Flow, op: Op, dim: Dim | None, size: int) -> Ids:
     if dim:
         return dim[0]
     ids = flow.space.new(size)
-    flow.freeze(op, (ids,), "they meet positions of fixed content and number")
+    flow.freeze(op, (ids,), "they meet values that no layer makes, such as padding")
     return ids
 
 
