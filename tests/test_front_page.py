@@ -14,6 +14,7 @@ import subprune
 from subprune.budget.allocators import ALLOCATORS
 from subprune.fit.fits import FITS
 from subprune.methods import METHODS
+from subprune.select.selector import Function
 from subprune.select.selectors import SELECTORS
 from subprune.statistics.targets import TARGETS
 
@@ -69,7 +70,9 @@ def test_the_readme_is_short_and_shows_pictures_that_exist() -> None:
 
 def test_every_name_that_an_option_takes_is_explained() -> None:
     text = (DOCS / "choosing.md").read_text(encoding="utf-8")
-    for table in (METHODS, TARGETS, SELECTORS, FITS, ALLOCATORS):
+    # Of the methods that come with the library; other tests register theirs.
+    methods = [name for name, m in METHODS.items() if not isinstance(m.selector, Function)]
+    for table in (methods, TARGETS, SELECTORS, FITS, ALLOCATORS):
         for name in table:
             assert re.search(rf'`"?{name}"?`', text), f"docs/choosing.md says nothing of {name}"
 

@@ -67,7 +67,7 @@ def test_operations_run_as_one_give_the_same_losses(
         calibration = Calibration.of(model, batches([(x, y)], model, None))
         groups = [g for g in calibration.structure.inner() if g.name == "layer2.1.conv1"]
         (view,) = views(setting_of(calibration, groups, seed=4))
-        trial = greedy_fs._trial(view.start, view.group, calibration, 0, fresh=fresh)
+        trial = greedy_fs._batch_trial(view.start, view.group, calibration, 0, fresh=fresh)
         fused.clear()
         found[dtype] = trial.losses([1, 5], [0, 2, 3])
         assert trial._fused is (dtype == torch.float32)
@@ -87,7 +87,7 @@ def test_where_nothing_runs_as_one_units_are_tried_together() -> None:
         model, batches([(x.float(), y) for x, y in net.data(1, 8)], model, None)
     )
     for view in views(setting_of(calibration, seed=4)):
-        trial = greedy_fs._trial(view.start, view.group, calibration, 0, fresh=False)
+        trial = greedy_fs._batch_trial(view.start, view.group, calibration, 0, fresh=False)
         assert not trial._fused, view.group.name
 
 
@@ -97,7 +97,7 @@ def test_batches_of_the_pool_are_drawn_not_those_of_the_calibration(
     net = NETS["plain"]
     model, data, pool = net.build(), net.data(2, 8), net.data(5, 7, seed=42)
     seen: list[int] = []
-    original = greedy_fs._trial
+    original = greedy_fs._batch_trial
 
     def watched(run, group, source, number, fresh):  # type: ignore[no-untyped-def]
         assert fresh
@@ -105,7 +105,7 @@ def test_batches_of_the_pool_are_drawn_not_those_of_the_calibration(
         seen.append(number)
         return original(run, group, source, number, fresh)
 
-    monkeypatch.setattr(greedy_fs, "_trial", watched)
+    monkeypatch.setattr(greedy_fs, "_batch_trial", watched)
     subprune.prune(
         model, data, method="layer-greedy-fs-fd", keep=0.9, train_data=pool, progress=False
     )

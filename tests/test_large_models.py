@@ -18,7 +18,7 @@ from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
 from subprune.program.cores import granted
-from subprune.statistics import accumulation, calibration, runs, shelf
+from subprune.statistics import accumulation, calibration, runs, shelf, sums
 from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.shared import SharedInputs
@@ -139,7 +139,8 @@ def test_rows_in_small_pieces_give_the_same_sums(monkeypatch: pytest.MonkeyPatch
     whole.update(rows, targets)
     monkeypatch.setattr(accumulation, "_ROWS", 25)
     monkeypatch.setattr(accumulation, "_JOINED", 2)
-    monkeypatch.setattr(accumulation, "_STRIP", 2)
+    for module in (accumulation, sums):
+        monkeypatch.setattr(module, "STRIP", 2)
     for part, own in zip(rows.split(9), targets.split(9), strict=True):
         part = part.clone()
         pieces.update(part, own)
