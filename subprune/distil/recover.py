@@ -35,7 +35,7 @@ __all__ = ["recover"]
 
 _HELD_OUT = 8  # one input of this many is never trained on
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
-_RATES = {True: 4e-4, False: 1e-4}  # whether what is trained on is ever new
+_RATES = {True: 1e-3, False: 1e-4}  # whether what is trained on is ever new
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 _PRODUCTS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MATCHES: tuple[Match, ...] = ("scores", "probabilities")
@@ -73,7 +73,7 @@ def recover(
         clock: "processor" counts the time of this process alone, all its threads added up: where
             other work shares the machine, the same minutes then buy the same training.
         steps: how many steps at most; by default as many as the minutes allow.
-        rate: the highest learning rate of Adam. By default 4e-4 for images that are augmented, of
+        rate: the highest learning rate. By default 1e-3 for images that are augmented, of
             which no two steps see the same, and else 1e-4.
         batch: inputs of a step; by default 64, of long sequences as many as have 1,024 tokens.
         augment: whether images are cropped, mirrored and mixed.

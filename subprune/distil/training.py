@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from subprune.data.tokens import counted_by_shape
 from subprune.data.views import is_image
+from subprune.distil.optimiser import Preconditioned
 from subprune.measure.answers import main_output
 from subprune.program.layout import over_rows
 from subprune.program.program import flat_tensors
@@ -54,7 +55,7 @@ class Course:
     """How the training goes."""
 
     minutes: float  # at most
-    rate: float  # the highest learning rate, of Adam
+    rate: float  # the highest learning rate
     batch: int
     steps: int | None = None  # at most; None: as many as the minutes allow
     products: torch.dtype = torch.float32  # of the training; looks are in the model's own
@@ -94,7 +95,7 @@ def train(
         return _outputs(model, names, tree_map(_widened, arguments) if half else arguments)
 
     trained = [p.requires_grad_() for p in model.parameters() if p.is_floating_point()]
-    optimiser = torch.optim.Adam(trained, lr=course.rate)
+    optimiser = Preconditioned(trained, lr=course.rate)
     rearranged = _pixel_by_pixel if _may_rearrange((dense, model), held_out) else _as_it_is
     with torch.no_grad():
         wanted = _outputs(dense, (), held_out)[0]
@@ -138,6 +139,8 @@ def train(
         loss = answer_loss(answers, given, dim, where[0], course.match)
         weight = 1.0 if dim is None else _WEIGHT[course.match]
         loss = weight * loss + _feature_loss(aims, values, where[1:])
+        if not loss.isfinite():  # nothing can come of it any more
+            break
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         optimiser.step()
