@@ -66,7 +66,7 @@ def _read_csv(path: Path) -> Table:
             if len(row) != len(header):
                 raise DataError(
                     f"line {number} of {path} has {len(row)} cells, the first line {len(header)}; "
-                    "give every line as many"
+                    "give every line the same number"
                 )
             for column, cell in zip(columns, row, strict=True):
                 column.append(cell)
@@ -75,9 +75,11 @@ def _read_csv(path: Path) -> Table:
 
 
 def _refuse_semicolons(path: Path, header: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
-    """One column with as many semicolons in every line is a table of another kind."""
-    found = header[0].count(";")
-    if len(header) == 1 and found and all(cell.count(";") == found for cell in columns[0]):
+    """A single column with the same number of semicolons in every line is a table of another kind."""
+    semicolons = header[0].count(";")
+    if len(header) > 1 or not semicolons:
+        return
+    if all(cell.count(";") == semicolons for cell in columns[0]):
         raise DataError(
             f"the cells of {path} seem to be separated by semicolons, its first line is "
             f"{header[0][:60]!r}; save it with commas, or as .tsv with tabs"
