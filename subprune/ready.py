@@ -290,7 +290,7 @@ def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
 
 
 def _named(options: Options) -> Collection[str]:
-    """What the goal speaks of by name."""
+    """What the goal refers to by name."""
     return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
 
 

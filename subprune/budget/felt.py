@@ -30,7 +30,7 @@ class Felt(Allocator):
     name: ClassVar[str] = "output"
     looks_at: ClassVar[str] = "the error curves of the dense model, and gradients of its output"
     needs_metric: ClassVar[bool] = True
-    # Of felt errors, beside errors relative to what a layer gives; and how far budgets lie from equal
+    # Share of felt errors; the rest is errors relative to what a layer gives; and how far budgets lie from equal
     # fractions, towards the smallest sum of errors. None: as is usual for such a model.
     share: float | None = None
     mix: float | None = None

@@ -18,7 +18,7 @@ __all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount", "fill", "lar
 
 Counts = dict[str, int]
 Part = Literal["model", "blocks"]
-"""What a goal speaks of: all of the model, or what lies between its tables and its last layer."""
+"""What a goal refers to: all of the model, or what lies between its tables and its last layer."""
 # the fraction of units to keep: one for all groups, or by kind, name or wildcard
 Shares = float | Mapping[str, str | float]
 
@@ -57,7 +57,7 @@ def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on the parameters or FLOPs of the whole model, or of its blocks; and others beside it,
+    """A limit on the parameters or FLOPs of the whole model, or of its blocks; and others besides,
     where several are to be met at once.
     """
 

@@ -2,7 +2,7 @@
 asked.
 
 Latency depends on widths only, not on which units stay, so candidates are cut without any
-statistics and timed beside the dense model; the budget rule divides each candidate's FLOPs by
+statistics and timed alongside the dense model; the budget rule divides each candidate's FLOPs by
 the same error curves. The winner is timed once more, longer: of many candidates the best is often
 one that was lucky.
 """
@@ -26,7 +26,7 @@ from subprune.messages import Message
 
 __all__ = ["LatencyGoal", "by_latency"]
 
-TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once more
+TRIALS = LATENCY_STEPS - 2  # besides the smallest model, and the winner once more
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
 _REPEATS, _CONFIRM_REPEATS, _SECONDS = 20, 40, 3.0
 

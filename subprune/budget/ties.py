@@ -1,7 +1,7 @@
 """Groups that keep the same number of units, and what a look at them gives together.
 
 An allocator that is asked about tied groups sees one of each tie: its error curve is that of all of
-them, a unit more costs what it costs in all of them, and what the allocator says of it holds for
+them, a unit more costs what it costs in all of them, and what the allocator says about it holds for
 all. So no allocator knows of ties.
 """
 

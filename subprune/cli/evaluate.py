@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
     context={
         "help": "Tokens of a window of text (default: 1024, or what the model takes).",
         "min": None,  # the evaluation says what is allowed
-        "rich_help_panel": None,  # beside those of the windows
+        "rich_help_panel": None,  # listed with those of the windows
     }
 )
 def evaluate(

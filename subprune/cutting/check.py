@@ -34,7 +34,7 @@ MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SHARE = 0.75  # of the units are kept
 _CHEAP = 10**10  # FLOPs of a run that is worth float64, and two inputs
 _SMALL = 5 * 10**7  # parameters of a model that is worth a copy in float64
-_DEAR = 10**11  # from here on, one input
+_DEAR = 10**11  # from this many on, one input
 
 Kept = dict[str, list[int]]
 
@@ -68,7 +68,7 @@ def check_groups(
     """Cut about a quarter of the units of all groups at once; where that fails, find the groups to
     blame.
 
-    Numbers of kept units are multiples of `multiple`, and of no other small number beside it, so
+    Numbers of kept units are multiples of `multiple`, and of no other small number, so
     that code which takes even ones only, or multiples of three, shows itself. The groups that can
     be cut, can be cut together.
     """

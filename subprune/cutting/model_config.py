@@ -1,6 +1,6 @@
 """A transformers model's ``config`` follows its layers, where it can say what they have become.
 
-Which number of the config speaks of which groups is found out by changing it: see
+Which number of the config describes which groups is found out by changing it: see
 `subprune.cutting.skeleton`.
 """
 
@@ -51,7 +51,7 @@ _TRIAL_WIDTH = 6  # of a field that holds no number
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A number of the config, with those that change with it, and the groups it speaks of."""
+    """A number of the config, with those that change with it, and the groups it describes."""
 
     section: str  # of the config; empty: the config itself
     kind: str  # "head" or "neuron"
@@ -75,7 +75,7 @@ class Fields:
     problem: str = ""  # why the config says nothing
 
     def of(self, group: str) -> Field | None:
-        """The field that speaks of a group."""
+        """The field that describes a group."""
         return next((f for f in self.each if group in f.groups), None)
 
 
@@ -107,7 +107,7 @@ def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
 
 
 def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
-    """Fields that may be the width of hidden layers; which groups they speak of is yet unknown."""
+    """Fields that may be the width of hidden layers; which groups they describe is not known yet."""
     for name in _WIDTHS:
         value = content.get(name, "")
         if value is None:
@@ -128,7 +128,7 @@ def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
 def _head_trials(
     section: str, content: Mapping[str, Any], groups: Sequence[Group]
 ) -> Iterable[Field]:
-    """Numbers of heads, with the size of a head said beside them."""
+    """Numbers of heads, with the size of a head given next to them."""
     for name in _HEADS:
         heads = content.get(name)
         if not isinstance(heads, int):
@@ -147,7 +147,7 @@ def _head_trials(
 def _tried(
     trial: Field, blueprint: Blueprint, shapes: Shapes, groups: Sequence[Group]
 ) -> Field | None:
-    """The trial with the groups that it speaks of; None if it speaks of none, or of more."""
+    """The trial with the groups that it describes; None if it describes none, or more."""
     numbers = _numbers(trial, blueprint)
     fewer = [k for k in numbers if k < trial.units]
     k = (
@@ -296,7 +296,7 @@ def _written_by_layer(model: nn.Module, uneven: Sequence[tuple[Field, Mapping[st
 
 
 def _unsaid(structure: Structure, cut: Mapping[str, int], fields: Fields) -> list[str]:
-    """What was cut and no field speaks of."""
+    """What was cut and no field describes."""
     silent = {name: k for name, k in cut.items() if fields.of(name) is None}
     kinds = {structure[name].kind for name in silent}
     if fields.problem and silent:

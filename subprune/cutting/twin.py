@@ -3,7 +3,7 @@ index.
 
 Three looks, each only where the one before leaves a doubt: the outputs in the model's own
 precision; all of it again in float64, casts to float32 inside the model included; and, where a
-model cannot run so, the difference beside the twin's own rounding noise: how far its outputs move
+model cannot run so, the difference compared with the twin's own rounding noise: how far its outputs move
 if every weight and input is off by one unit in the last place. Reordered sums err by about as much
 as such a nudge; a wrong index errs by as much as a unit does.
 """

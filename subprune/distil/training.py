@@ -45,7 +45,7 @@ Match = Literal["scores", "probabilities"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _WARMING = 0.05  # share of the course in which the rate rises
-# What an error of the answers counts, beside one of the features: scores are a relative error too.
+# What an error of the answers counts, compared with one of the features: scores are a relative error too.
 _WEIGHT: dict[Match, float] = {"scores": 10.0, "probabilities": 1.0}
 
 
@@ -159,7 +159,7 @@ def _as_it_is(x: Any) -> Any:
 
 
 def _pixel_by_pixel(x: Any) -> Any:
-    """Images [N, channels, height, width] with the channels of each pixel beside each other."""
+    """Images [N, channels, height, width] with the channels of each pixel next to each other."""
     return x.contiguous(memory_format=torch.channels_last) if is_image(x) else x
 
 

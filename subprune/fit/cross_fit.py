@@ -56,7 +56,7 @@ _OUTPUTS = 128
 """Outputs that say which strength is best, evenly spread, where there are more."""
 
 _KEPT = 128 * 2**20
-"""Bytes of factors that stay for other targets, beside those of the strength that is used."""
+"""Bytes of factors that stay for other targets, not counting those of the strength in use."""
 
 _TINY, _WIDE = 128, 2048
 """Columns up to which a fit takes less time than handing it to another core; and from which on

@@ -381,7 +381,7 @@ FAMILIES: dict[str, frozenset[str]] = {
     "relu": frozenset({"relu"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),
-    # What reads a table of positions: rows of it are added, put beside others or picked.
+    # What reads a table of positions: rows of it are added, concatenated with others or picked.
     "table": frozenset({"add", "cat", "index", "index_select", "gather"}),
     "copy": frozenset(
         {"view", "_unsafe_view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "permute"}

@@ -80,7 +80,7 @@ def _submit(function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """After an error, nothing that was begun inside goes on: it may use what is given back."""
+    """After an error, nothing that was begun inside goes on: it may use what is being restored."""
     before = set(_begun())
     try:
         yield
@@ -102,7 +102,7 @@ def later(function: Callable[[], Outcome], worthwhile: bool = True) -> Future[Ou
     done: Future[Outcome] = Future()
     try:
         done.set_result(function())
-    except Exception as error:  # Ctrl-C is not put off
+    except Exception as error:  # Ctrl-C is not deferred
         done.set_exception(error)
     return done
 

@@ -251,7 +251,7 @@ class Program:
     def _fetch(
         self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
     ) -> Callable[[Any], Any]:
-        """A function from `Ref` to the tensor it stands for; anything else is handed through."""
+        """A function from `Ref` to the tensor it stands for; anything else is passed through."""
 
         def fetch(x: Any) -> Any:
             if not isinstance(x, Ref):
@@ -284,7 +284,7 @@ class Program:
     def fetch_output(
         self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
     ) -> Tensor:
-        """An output value, which may be a parameter or an input handed through."""
+        """An output value, which may be a parameter or an input passed through."""
         value = self.values[vid]
         if value.source in ("param", "buffer"):
             return tensors[value.name]

@@ -36,7 +36,7 @@ KINDS = (
 )
 """What can be read, in words."""
 
-_CALIBRATION = ("data", "--data")  # the option that all others speak of
+_CALIBRATION = ("data", "--data")  # the option that all others refer to
 _MOST_FILES = 100_000
 _TEXT_COLUMNS = ("text", "sentence", "content", "document", "review", "question")
 _IMAGE_COLUMNS = ("image", "img", "picture")
@@ -167,7 +167,7 @@ class Reader:
             )
 
     def refuse_text(self) -> None:
-        """The same for what is said of texts."""
+        """The same for what is said about texts."""
         asked = {"tokenizer": self.tokenizer, "context": self.context}
         given = [name for name, value in asked.items() if value is not None]
         if given and self.option in _CALIBRATION:
@@ -197,7 +197,7 @@ class Reader:
             raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
         if len(arrays) > 1:
             names = ", ".join(arrays)
-            self.refuse_pixels(f"whose arrays {names} are handed on as they are")
+            self.refuse_pixels(f"whose arrays {names} are passed on as they are")
             item = {n: _numbers(x) for n, x in arrays.items()}
             return [item if labels is None else {**item, "labels": _targets(labels)}]
         inputs = self.pixels.of_array(_numbers(next(iter(arrays.values()))), self._named)
@@ -243,7 +243,7 @@ class Reader:
     # ---- tables ----------------------------------------------------------------------------------
 
     def _table(self, table: Table) -> Any:
-        """Texts, images or numbers of a table, with the labels beside them."""
+        """Texts, images or numbers of a table, with their labels."""
         label = next((name for name in LABEL_KEYS if name in table and name != self.column), None)
         others = [name for name in table if name != label]
         named = self._content(table, others)

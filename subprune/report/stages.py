@@ -26,7 +26,7 @@ class Stage:
 def stages(groups: Sequence[GroupPlan]) -> list[Stage]:
     """The groups of a plan in order, in one stage if they are few.
 
-    Stages are told apart by the first part of the names that differs (``layer1``, ``layer2``); of
+    Stages are distinguished by the first part of the names that differs (``layer1``, ``layer2``); of
     many numbered blocks (``model.layers.0`` to ``model.layers.31``), eight make a stage.
     """
     numbered = list(enumerate(groups))

@@ -111,7 +111,7 @@ def _check(
     """Validate and return the number of units to pick."""
     if unit_count(stats) > n_units:
         raise OptionError(
-            f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}"
+            f"the statistics mention unit {unit_count(stats) - 1}, but n_units is {n_units}"
         )
     if tolerance is not None and not 0 < tolerance < 1:
         raise OptionError(

@@ -145,7 +145,7 @@ def all_labels(calibration: Calibration, who: str = "this method") -> list[Tenso
 
 @dataclass(frozen=True)
 class Selector(ABC):
-    """Ranks the units of one group, best first. What it needs stands beside it."""
+    """Ranks the units of one group, best first. The fields after it say what it needs."""
 
     role: ClassVar[str] = "selector"
     name: ClassVar[str]
@@ -168,7 +168,7 @@ class Selector(ABC):
 
     @property
     def bounded(self) -> bool:
-        """Whether the bounds of the paper speak of what it selects."""
+        """Whether the paper's bounds apply to what it selects."""
         return False
 
     @property
@@ -191,7 +191,7 @@ class Selector(ABC):
 
     def knowing(self, calibration: Calibration) -> Selector:
         """The selector with what was measured of the dense model on these inputs, for calls with
-        the same model and inputs; most measure nothing that could be handed on.
+        the same model and inputs; most measure nothing that could be passed on.
         """
         return self
 

@@ -2,7 +2,7 @@
 
 A unit is sensitive if somewhere, for some input and some output of the layer that reads it, it
 carries a large share of the sum. Positive and negative weights, and positive and negative
-activations, are looked at apart, so that all terms of a sum have one sign. Everything is computed
+activations, are looked at separately, so that all terms of a sum have one sign. Everything is computed
 on the dense model.
 """
 

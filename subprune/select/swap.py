@@ -2,7 +2,7 @@
 
 Greedy never takes back a pick, backward elimination never takes back a removal. Here the better of
 the two starts; then the units that are missed least are tried as the one that goes, and of those
-outside, refitted beside the rest, the one that gains most comes in its place. With ``P = G_SS⁻¹``
+outside, refitted together with the rest, the one that gains most comes in its place. With ``P = G_SS⁻¹``
 and ``X = P·C_S`` for the columns S of the kept units, removing the columns J of a unit costs
 ``tr(X_Jᵀ P_JJ⁻¹ X_J)``, and adding those of another gains ``tr(R_Jᵀ H_JJ⁻¹ R_J)``, with
 ``R = C − G_:S·X`` and ``H = G − G_:S·P·G_S:`` what the others leave of them.

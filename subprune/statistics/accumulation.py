@@ -150,8 +150,8 @@ class Accumulator:
 
     @classmethod
     def merged(cls, parts: Sequence[Accumulator]) -> Accumulator:
-        """The sums over the rows of all parts, which stay as they are; a single part is handed back
-        itself.
+        """The sums over the rows of all parts, which stay as they are; a single part is returned
+        as it is.
         """
         if len(parts) == 1:
             return parts[0]

@@ -52,7 +52,7 @@ class Gathered:
 
     blocks: tuple[FoldedStatistics, ...] = ()  # fold by fold
     statistics: tuple[Statistics, ...] = ()  # of all inputs
-    # Of the model whose layers give the target: what these have beside the product, their bias,
+    # Of the model whose layers give the target: what these add to the product, their bias,
     # belongs to it. Empty: of the model pruned so far.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     # The dense run past the consumers, where the target made it go there.

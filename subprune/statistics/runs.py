@@ -334,7 +334,7 @@ class Passage:
 
     def go_to(self, group: Group) -> Run | None:
         """Advance to the group's first consumer; the run at the group's first layer, if it changes
-        norms. A group is gone to once: its mark, which holds activations, is then given away.
+        norms. Each group is visited once: its mark, which holds activations, is handed over then.
         """
         self.advance(min(c.use.op for c in group.consumers))
         self._narrowing = [g for g in self._narrowing if g.name != group.name]

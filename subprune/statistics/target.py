@@ -35,8 +35,8 @@ PATCHES: tuple[Patches, ...] = ("all", "random")
 class Target(ABC):
     """What the layers that read a group should give."""
 
-    # Convolutions are seen at all patches of each image, or at as many random ones as their kernel
-    # has positions.
+    # Convolutions are seen at all patches of each image, or at one random patch for each position
+    # of their kernel.
     patches: Patches = "all"
     # Rows of a linear layer count with at most that multiple of the median energy, where Y is made
     # of the rows; None: as they are.
@@ -80,7 +80,7 @@ class Target(ABC):
 
     @property
     def unbounded(self) -> str:
-        """Why the bounds of the paper do not speak of what is fitted to it; empty if they do."""
+        """Why the paper's bounds do not apply to what is fitted to it; empty if they do."""
         return ""
 
     @property

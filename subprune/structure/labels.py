@@ -190,7 +190,7 @@ class LabelSpace:
         return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
 
     def _merge_free(self, dims: Sequence[Dim | None], sizes: Sequence[int]) -> Dim | None:
-        """Repetition beside positions that cannot go:
+        """Repetition next to positions that cannot go:
         fresh ids, which follow whatever they meet.
         """
         free = [i for i, d in enumerate(dims) if d == FREE]

@@ -157,7 +157,7 @@ def _module_rule(
     if isinstance(like, Product | Norm) or (isinstance(like, str) and like in {*PRODUCTS, *NORMS}):
         raise OptionError(
             f"rule of {kind.__name__}: a module is one operation, whose weights cannot be refitted; "
-            f"allowed are {POINTWISE!r}, {CHANNELS!r} or a function. A product is known by itself "
+            f"allowed are {POINTWISE!r}, {CHANNELS!r} or a function. A product needs no rule "
             "where the module calls operations of PyTorch, or one that has a rule"
         )
     rule = _rule(kind.__name__, like)
