@@ -92,7 +92,7 @@ class Fitted:
         """
         factor = scale.to(self.weight)
         alive = factor.abs() > _UNFELT * factor.abs().max()  # [m]
-        inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)
+        inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)  # 0 for outputs nobody feels
         rest = torch.zeros_like(self.weight)
         rest[columns] = torch.where(alive, 0, old.to(rest)[columns])
 
@@ -126,6 +126,7 @@ def cross_fit(
     inputs, where they were fitted before; afterwards those of the strength used. judged: of how many
     folds, the first, a fit without the fold is kept and judged on it; None: of all.
     """
+    # 1. How strong the ridge is: fits without each fold are judged on it.
     known: FoldFactors = {} if factors is None else factors
     columns, ranks = whole.columns(kept), folded.ranks
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
@@ -137,6 +138,7 @@ def cross_fit(
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths, ranks)
+        # 2. Versions of the layer that have not seen a fold, and what they leave of it.
         settled = _each(lambda trial: trial.settle(strength), trials[:judged], columns, ranks)
         versions = tuple(weight for *_, weight, _ in settled)
         if intercept:
@@ -144,6 +146,7 @@ def cross_fit(
         energy = sum(energy for _, energy, *_ in settled)
         residual = sum(residual for residual, *_ in settled)
         held_out = residual / energy if energy else 0.0
+    # 3. The layer itself, from all inputs.
     own = known.setdefault(None, {})
     final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
     if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
@@ -286,6 +289,7 @@ def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ran
 
     changes = _each(change, strengths, columns, ranks)
     first.know(dict(zip(strengths, changes, strict=True)))
+    # The first fold tries all strengths; the others only those next to its best one.
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
 
