@@ -131,6 +131,8 @@ def make_ready(
     check_divisible(options, ranks.count)
     model = held.model
     tick("recording the model")
+    # Every step is done once for all goals that agree in what it depends on: `recorded`, `chosen`
+    # and `asked` are keys that say what that is, each part of the next.
     recipe, views = options.recipe, options.augment or ()
     recorded = (recipe.fit.parts, views, ranks.count)
     dense = held.once(

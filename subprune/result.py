@@ -227,6 +227,8 @@ def _compared(
     are looked at, for either.
     """
     program = calibration.structure.program
+    # Three runs over the same batches, one batch at a time: the dense run, which the walk left past
+    # the last group; the masked versions, from the start; and the smaller model itself.
     folds = range(calibration.judged) if calibration.judged else range(1)
     own = [calibration.batches[i] for i in calibration.own]  # other ranks look at theirs
     looked = [not calibration.folds or calibration.folds[i] in folds for i in calibration.own]

@@ -149,6 +149,8 @@ def accuracy_curves(
     predictions = verification.start().answers(reading.classes)
     answers = _labels(verification, predictions) if labels else predictions
     right_answers = _that_count(verification, reading, answers)
+    # The calibration run ranks the groups one after another; the verification run goes along, and
+    # is finished from each group once for every number of units.
     probe = _Probe(
         verification,
         missing,
@@ -276,6 +278,7 @@ def equal_accuracy(
     nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
     the fraction 0.2), and counts when the rest is distributed.
     """
+    # By group: the numbers of units that were measured, and the accuracy at each, never falling.
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}
     levels = np.unique(np.concatenate(list(smooth.values())))

@@ -52,6 +52,7 @@ def _descend(
     """Go down the hulls until one limit is met; changes `counts`, and where each group is `at`."""
     size = limit.size(cost, counts)
     while size > limit.most:
+        # Of every group, one step down its hull: error added for each parameter or FLOP saved.
         steps = []
         for name, i in at.items():
             if i > 0:
@@ -80,6 +81,7 @@ def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tup
     n = len(errors) - 1
     step = max(1, n // points)
     allowed = sorted({rounding.up(k, n) for k in range(1, n + 1, step)} | {n})
+    # Points come from the left; one that lies above the line past it is no corner of the hull.
     hull: list[tuple[int, float]] = []
     for k in allowed:
         hull.append((k, float(errors[k])))

@@ -85,6 +85,7 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
         demand.say("timing what the other limits leave")
         if goal.met(*timed(counts, _CONFIRM_REPEATS), margin=_MARGIN):
             return counts
+    # Halving the interval of shares of FLOPs: below `low` calls were quick enough, above `high` not.
     low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
@@ -96,6 +97,7 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
             low = share
         else:
             high = share
+    # The largest candidate is timed more often; if it does not hold, the next smaller one is.
     while len(fitting) > 1:
         demand.say("timing the chosen widths again")
         if goal.met(*timed(fitting[-1], _CONFIRM_REPEATS)):

@@ -80,6 +80,8 @@ def by_balance(
     even = even_share(groups, cost, limit, rounding)
     means = _means(groups, curves, cost, limit, rounding, shape, even)
 
+    # Widths are `factor` times the means, none below its least share of the even ones; the largest
+    # factor that meets the goal is taken.
     def width(group: Group, factor: float) -> int:
         n, steps = group.n_units, rounding.of(group)
         share = LEAST_OF_FEW if n < FEW else LEAST_SHARE
@@ -104,6 +106,8 @@ def _means(
     even: Counts,
 ) -> dict[str, float]:
     """The widths of a shape before they are scaled."""
+    # The logarithm of a weighted geometric mean is the weighted mean of logarithms: first of the
+    # knapsacks by relative and by absolute errors, then of that and equal fractions.
     kinds = {False: 1 - shape.absolute, True: shape.absolute}
     cheapest = {
         absolute: by_knapsack(groups, curves, cost, limit, rounding, absolute=absolute)

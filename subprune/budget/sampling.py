@@ -79,7 +79,7 @@ def by_sampling(
     limit.check(cost, at(high))
     if limit.fits(cost, at(low)):
         high = low
-    for _ in range(_STEPS):
+    for _ in range(_STEPS):  # the least error, by halving, whose sample sizes meet the goal
         middle = (low + high) / 2
         low, high = (low, middle) if limit.fits(cost, at(middle)) else (middle, high)
     return fill(

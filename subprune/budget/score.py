@@ -87,6 +87,7 @@ def _cut(
 ) -> Callable[[float], Counts]:
     """Counts of each group among the top t units; equal scores go to the earlier group."""
     falling = _falling(groups, scores)
+    # All units of all groups in one row, by falling score: the group that each belongs to.
     owner = np.repeat(np.arange(len(groups)), [g.n_units for g in groups])
     merged = np.concatenate([falling[g.name] for g in groups])
     ranked = owner[np.argsort(-merged, kind="stable")]

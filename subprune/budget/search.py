@@ -68,6 +68,7 @@ class Search(Allocator):
 
         trial = _WalkTrial(demand, self.inputs)
         best = usual_shape(demand)  # as the allocator "output" has it
+        # By the widths, since other shapes may lead to the same ones.
         known = {tuple(at(best).values()): trial.apart(demand, at(best))}
         least = next(iter(known.values()))
         for shape in self._shapes(lambda: best):  # noqa: B023 - the best so far is meant

@@ -93,6 +93,7 @@ def train(
     def outputs(arguments: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, list[Tensor]]:
         return _outputs(model, names, tree_map(_widened, arguments) if half else arguments)
 
+    # Only floating parameters are trained; buffers, such as BatchNorm's moments, stay.
     trained = [p.requires_grad_() for p in model.parameters() if p.is_floating_point()]
     optimiser = torch.optim.Adam(trained, lr=course.rate)
     rearranged = _pixel_by_pixel if _may_rearrange((dense, model), held_out) else _as_it_is
@@ -122,7 +123,7 @@ def train(
         return max(by_time, by_steps)
 
     for numbers in _endless(sampler, course.batch):
-        progress = done()
+        progress = done()  # from 0 to 1: rate and looks follow it, so that time alone may end it
         if progress >= 1:
             break
         if progress * course.looks >= len(training.losses):

@@ -111,6 +111,7 @@ class Tally:
         if wanted is not None and labels is not None:
             labels, own = wanted, (wanted != IGNORED).unsqueeze(-1)
             where = own if where is None else where & own
+        # Numbers first, which every output has; then classes, where they are read as such.
         gap, energy = _energies(*(_counted(x, where) for x in (before, after)))
         self.gap, self.energy = self.gap + gap, self.energy + energy
         if self.reading.vectors:

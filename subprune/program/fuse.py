@@ -147,6 +147,7 @@ def _chain(
         op = rest[0] if rest else None
         return op is not None and kind(op) and out in op.inputs and readers.get(out) == 1
 
+    # In this order, each if it is there: a norm, a sum with the shortcut, ReLU.
     if follows(lambda op: _plain_norm(op, out, readers)):
         folded = rest.pop(0)
         taken, out = [*taken, folded.index], folded.outs[0]

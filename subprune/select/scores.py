@@ -250,5 +250,5 @@ def _unit_sums(product: Tensor, consumer: Consumer, size: int, n_units: int) -> 
     if x.ndim > 2 and x.shape[0] != size and x.shape[1] == size:  # length first
         x = x.transpose(0, 1)
     samples = size if x.shape[0] % size == 0 else 1
-    x = x.reshape(samples, -1, x.shape[-1]).sum(1)
+    x = x.reshape(samples, -1, x.shape[-1]).sum(1)  # [samples, inputs]
     return by_unit(x, torch.as_tensor(consumer.units_of(x.shape[-1])), n_units)

@@ -131,6 +131,7 @@ def _squares(
     output = program.fetch_output(program.answer, env, tensors)
     if not output.requires_grad:
         return {}
+    # With random directions v, the mean square of ∂(v·y)/∂s is the diagonal of JᵀJ, where J = ∂y/∂s.
     known = masks(batch.inputs)
     reading = read_program(program, batch)
     where = answered(output.shape, batch, reading, program)
@@ -171,6 +172,7 @@ def _direction(output: Tensor, reading: Reading, random: torch.Generator) -> Ten
     """What the output is asked about, in its shape."""
     if draws_answers(reading):
         assert reading.dim is not None
+        # The gradient of log p(answer) with respect to the scores is 1{answer} − p.
         shares = output.float().movedim(reading.dim, -1).softmax(-1)
         answers = _drawn(shares, random)[..., None]
         shares = shares.neg_().scatter_add_(

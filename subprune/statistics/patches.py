@@ -168,6 +168,8 @@ class Convolution:
             raise OptionError(
                 f"the kernel {self.kernel_size} does not fit the input {tuple(x.shape)}"
             )
+        # The same memory with more dimensions: the next output is `stride` positions further on, the
+        # next tap `dilation`.
         moves = [a * s for a, s in zip(steps, self.stride, strict=True)]
         reach = [a * d for a, d in zip(steps, self.dilation, strict=True)]
         size = (x.shape[0], *out, x.shape[1], *self.kernel_size)

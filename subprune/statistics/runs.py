@@ -130,6 +130,7 @@ class Run:
         """
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
+            # Up to the norm, its moments over all batches, and on with these.
             self._advance(norm, override)
             inputs = [self._normed(norm, i) for i in range(len(self.envs))]
             moments = pooled(inputs, self.ranks)

@@ -95,6 +95,7 @@ def gram_of(rows: Tensor) -> Tensor:
     d = rows.shape[1]
     if not in_strips(rows):
         return rows.T @ rows
+    # Strip by strip from the diagonal on, [STRIP, d − i]; the rest is its mirror image.
     gram = rows.new_empty(d, d)
     for i in range(0, d, STRIP):
         end = i + STRIP
@@ -139,7 +140,7 @@ def clipped(rows: Tensor, most: float | None) -> Tensor:
     """
     if most is None or len(rows) < 2:
         return rows
-    energies = rows.square().sum(1)
+    energies = rows.square().sum(1)  # [n]
     limit = most * energies.median()
     if float(limit) <= 0 or not bool((energies > limit).any()):
         return rows

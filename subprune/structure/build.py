@@ -163,6 +163,7 @@ class Builder:
         for key in made:
             live = self.root[self.flow.slots[key]]
             mine = live[(self.label[live] == g) & ~self.frozen[live]]
+            # each component once, where it comes first, and not those that have a number already
             _, at = np.unique(mine, return_index=True)
             fresh = mine[np.sort(at)]
             fresh = fresh[self.unit[fresh] < 0]
@@ -253,6 +254,8 @@ class Builder:
             return False
         reached: set[int] = set()  # values computed from what a consumer made
         back: set[int] = set()  # of these, the ones that carry units of the group again
+        # A walk from the readers on: what they made (`reached`), what comes back from it in the
+        # shape of the units (`back`), and whether that is added to something that has them still.
         for op in self.flow.program.ops[min(starts) :]:
             returned = any(v in back for v in op.inputs)
             others = (

@@ -275,10 +275,11 @@ class LabelSpace:
             return result
         # The picked slice of the frame: its flat ids stand for the other axes from now on.
         at = int(gone[0][position]) - int(frame.axes[axis][0])
-        index = [
+        index = [  # of each other axis, which of its positions the dimension consists of
             self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
         ]
         flat = np.take(frame.flat, at, axis=axis)[np.ix_(*[p for p in index if p is not None])]
+        # What is left of two axes is one: its ids are the flat ones. Of more, it is a frame again.
         if flat.ndim == 1:
             new_axes: list[Ids] = [flat]
         else:
@@ -370,6 +371,7 @@ class LabelSpace:
 
         Returns -1 if no axis can be cut, None if the choice should wait for other frames'.
         """
+        # An axis can be cut if some of its positions can go.
         able = [i for i, axis in enumerate(frame.axes) if not frozen[root[axis]].all()]
         if not able:
             return -1
