@@ -29,10 +29,7 @@ class Fluctuation(Selector):
 
     name: ClassVar[str] = "fluctuation"
     needs_runs: ClassVar[bool] = True
-
-    @property
-    def divisible(self) -> bool:
-        return True
+    runs_divide: ClassVar[bool] = True
 
     @property
     def comparable(self) -> bool:

@@ -63,12 +63,9 @@ class WeightNorm(Selector):
 
     name: ClassVar[str] = "weight-norm"
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
     mean: bool = False  # of the weights, so that layers of different widths can be compared
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def comparable(self) -> bool:
@@ -90,12 +87,9 @@ class ActGrad(Selector):
     name: ClassVar[str] = "act-grad"
     needs_labels: ClassVar[bool] = True
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
     unit_length: bool = False  # scores of ℓ2 length 1 in every layer, so that they can be compared
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def comparable(self) -> bool:

@@ -153,6 +153,9 @@ class Selector(ABC):
     needs_pool: ClassVar[bool] = False  # a labelled set to draw from
     needs_runs: ClassVar[bool] = False  # looks at activations or weights, not at statistics alone
     needs_statistics: ClassVar[bool] = True
+    # Where it needs runs: whether it ranks the same if each rank of a job runs some of the inputs
+    # only, because it looks at weights alone, or makes its sums over all ranks.
+    runs_divide: ClassVar[bool] = False
 
     @property
     def nested(self) -> bool:
@@ -161,10 +164,8 @@ class Selector(ABC):
 
     @property
     def divisible(self) -> bool:
-        """Whether it ranks the same where each rank of a job runs some of the inputs only: it looks
-        at statistics and weights, or makes its sums over all ranks.
-        """
-        return not self.needs_runs
+        """Whether it ranks the same where each rank of a job runs some of the inputs only."""
+        return self.runs_divide or not self.needs_runs
 
     @property
     def bounded(self) -> bool:

@@ -104,14 +104,11 @@ class Sampling(Selector):
 
     name: ClassVar[str] = "sampling"
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
 
     # By group, from an earlier call with the same model and inputs.
     known: Mapping[str, Sensitivity] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def nested(self) -> bool:
