@@ -45,4 +45,4 @@ class Felt(Allocator):
         shape = usual_shape(demand)
         shape = shape if self.share is None else replace(shape, absolute=self.share)
         shape = shape if self.mix is None else replace(shape, mix=self.mix)
-        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape)
+        return by_balance(demand.space, orders, shape)

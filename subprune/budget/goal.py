@@ -1,9 +1,9 @@
-"""What is asked for, what the pruned model may cost, and the search that fills it."""
+"""What is asked for, and what the pruned model may cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount", "fill", "largest"]
+__all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount"]
 
 Counts = dict[str, int]
 Part = Literal["model", "blocks"]
@@ -250,43 +250,3 @@ class Rounding:
         if self.numbers:
             return min(n, self.numbers[0])
         return min(n, -(-self.floor // self.to) * self.to)
-
-
-def largest(
-    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, limit: Limit
-) -> Counts:
-    """The counts of the last level that fits; levels are ordered from the smallest model to the
-    largest.
-    """
-    low, high = 0, len(levels) - 1
-    limit.check(cost, counts_at(levels[0]))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if limit.fits(cost, counts_at(levels[middle])):
-            low = middle
-        else:
-            high = middle - 1
-    return counts_at(levels[low])
-
-
-def fill(
-    counts: Counts,
-    groups: Sequence[Group],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    urgency: Callable[[Group, int], float],
-) -> Counts:
-    """Add units, most urgent group first, until not one more fits: the largest model within the
-    goal.
-    """
-    result = dict(counts)
-    open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
-    while open_:
-        group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
-        more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
-        if limit.fits(cost, more):
-            result = more
-        if result is not more or more[group.name] >= group.n_units:
-            del open_[group.name]
-    return result

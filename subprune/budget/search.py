@@ -62,9 +62,7 @@ class Search(Allocator):
         orders = demand.outcome(curves, clip=CLIP, landed=True)
 
         def at(shape: Shape) -> Counts:
-            return by_balance(
-                demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape
-            )
+            return by_balance(demand.space, orders, shape)
 
         trial = _WalkTrial(demand, self.inputs)
         best = usual_shape(demand)  # as the allocator "output" has it
