@@ -219,8 +219,8 @@ def _that_count(
         shape = program.values[program.answer].shape
         where = answered(shape, batch, reading, program)
         if where is not None and reading.dim is not None:
-            own = where.amax(reading.dim) if reading.dim < len(shape) else where
-            right = right.masked_fill(~own.expand(right.shape), IGNORED)
+            valid = where.amax(reading.dim) if reading.dim < len(shape) else where
+            right = right.masked_fill(~valid.expand(right.shape), IGNORED)
         marked.append(right)
     return marked
 

@@ -48,10 +48,10 @@ class Ties:
 
     def rounding(self, rounding: Rounding) -> Rounding:
         """The rounding of the firsts: what suits every group they speak for."""
-        own = dict(rounding.own)
+        steps = dict(rounding.own)
         for first, *others in self.sets:
-            own[first] = math.lcm(*(own.get(name, 1) for name in (first, *others)))
-        return replace(rounding, own=own, allowed={**rounding.allowed, **self.allowed})
+            steps[first] = math.lcm(*(steps.get(name, 1) for name in (first, *others)))
+        return replace(rounding, own=steps, allowed={**rounding.allowed, **self.allowed})
 
     def joined(self, outcome: Any) -> Any:
         """What a look at all groups gave, by name, with one entry for each tie."""

@@ -247,11 +247,11 @@ def unloadable(model: nn.Module) -> str:
     shapes = blueprint.shapes()
     if shapes is None:
         return f"no {type(model).__name__} can be built from its config alone"
-    own = shapes_of(model)
-    name = next((n for n in own if shapes.get(n) != own[n]), None)
+    actual = shapes_of(model)
+    name = next((n for n in actual if shapes.get(n) != actual[n]), None)
     if name is None:
         return ""
-    return f"its config cannot say that {name} has the shape {own[name]}"
+    return f"its config cannot say that {name} has the shape {actual[name]}"
 
 
 def check_promise(model: nn.Module) -> list[str]:

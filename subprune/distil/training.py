@@ -230,8 +230,8 @@ def answer_loss(
         return _relative(_counting(wanted, where), _counting(given, where))
     scores = [x.movedim(dim, -1).flatten(0, -2).float() for x in (wanted, given)]
     if where is not None:
-        own = over_rows(where, wanted.shape, dim).reshape(-1)
-        scores = [x[own] for x in scores]
+        valid = over_rows(where, wanted.shape, dim).reshape(-1)
+        scores = [x[valid] for x in scores]
     if match == "scores":
         return _relative(*(x - x.mean(-1, keepdim=True) for x in scores))
     wanted, given = (F.log_softmax(x, -1) for x in scores)
@@ -248,8 +248,8 @@ def _feature_loss(
 ) -> Tensor:
     """Relative squared errors at the positions that count, on average."""
     parts = []
-    for a, b, own in zip(wanted, given, where, strict=True):
-        a, b = (_counting(_widened(x), own) for x in (a, b))
+    for a, b, valid in zip(wanted, given, where, strict=True):
+        a, b = (_counting(_widened(x), valid) for x in (a, b))
         parts.append((a - b).square().mean() / a.square().mean().clamp_min(1e-12))
     return torch.stack(parts).mean() if parts else torch.zeros(())
 

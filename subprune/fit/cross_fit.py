@@ -147,8 +147,8 @@ def cross_fit(
         residual = sum(residual for residual, *_ in settled)
         held_out = residual / energy if energy else 0.0
     # 3. The layer itself, from all inputs.
-    own = known.setdefault(None, {})
-    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
+    of_all = known.setdefault(None, {})
+    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=of_all)
     if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
         for fold in known.values():  # they are large: those that were only tried go
             for other in [key for key in fold if key != (strength, intercept)]:

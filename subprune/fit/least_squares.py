@@ -68,18 +68,18 @@ class LeastSquares(Fit):
         fits: list[Fitted] = []
         for consumer, blocks in work.blocks():
             old = matrices(consumer, models[0])
-            own: list[Fitted] = []
+            fitted: list[Fitted] = []
             for (folded, whole), weight in zip(blocks, old, strict=True):
-                number = len(fits) + len(own)
+                number = len(fits) + len(fitted)
                 strengths = work.ridge[number:][:1] or self.strengths()
                 factors = work.factors.setdefault(number, {})
                 constant = self.has_constant(consumer)
                 judged = len(models) - 1
-                own.append(
+                fitted.append(
                     _block(folded, whole, work.kept, weight, strengths, constant, factors, judged)
                 )
-            self.write(work, consumer, models, own)
-            fits += own
+            self.write(work, consumer, models, fitted)
+            fits += fitted
         return together(fits)
 
     def has_constant(self, consumer: Consumer) -> bool:

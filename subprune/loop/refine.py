@@ -139,10 +139,10 @@ class _Block:
             # Below zero on both sides, nothing is wrong; above it only in the value, that much is.
             counts = (aim >= 0) | (value > 0)
             rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
-        own = self.start.counted(landing.value, batch)
-        if own is not None:  # padding is never wrong
-            rest = torch.where(own, rest, 0)
-            counts = own if counts is None else counts & own
+        valid = self.start.counted(landing.value, batch)
+        if valid is not None:  # padding is never wrong
+            rest = torch.where(valid, rest, 0)
+            counts = valid if counts is None else counts & valid
         return felt(rest, landing, self.place.metric), counts
 
     def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
@@ -200,8 +200,8 @@ def _inverse(layer: Consumer, start: Run, batches: Sequence[int]) -> Tensor:
     mapping = column_map(layer, source.programs[0], layer.name)
     collector = ConsumerStatistics(mapping, symmetric=True)
     for i in batches:
-        own = source.counted_rows(layer, i)
-        collector.update(source.argument(layer.use.op, i), counted=own)
+        counted = source.counted_rows(layer, i)
+        collector.update(source.argument(layer.use.op, i), counted=counted)
     (sums,) = collector.result(consumer_weight(layer, source.tensors))
     # With a constant column c of ones: cᵀB are the column sums, cᵀc is the number of rows.
     count = torch.full((1,), float(sums.rows), dtype=torch.float64)
@@ -244,8 +244,8 @@ def _steps(
     for layer, inverse, bias in zip(layers, inverses, biases, strict=True):
         slope = leaves[layer.use.weight].grad
         assert slope is not None
-        own = consumer_weight(layer, {layer.use.weight: slope})
-        wanted = -own.flatten(1).double()  # [units, d]
+        gradient = consumer_weight(layer, {layer.use.weight: slope})
+        wanted = -gradient.flatten(1).double()  # [units, d]
         # Where the constant is that of a norm behind the layer, which multiplies by `factor`, its
         # gradient is made that of a constant in the layer itself, and the step is converted back.
         factor = (
@@ -273,10 +273,10 @@ def constant_of(layer: Consumer) -> str | None:
 def _per_unit(pull: Tensor, rows: Tensor, kept: Sequence[int]) -> Tensor:
     """(S + damping)⁻¹ on the rows [units, d] of the kept units; zero for the others."""
     chosen = torch.as_tensor(sorted(kept))
-    own = pull[chosen][:, chosen].clone()  # [kept, kept]
-    own.diagonal().add_(_UNIT_DAMPING * float(own.diagonal().mean()) or 1.0)
+    block = pull[chosen][:, chosen].clone()  # [kept, kept]
+    block.diagonal().add_(_UNIT_DAMPING * float(block.diagonal().mean()) or 1.0)
     result = torch.zeros_like(rows)
-    result[chosen] = torch.linalg.solve(own, rows[chosen])
+    result[chosen] = torch.linalg.solve(block, rows[chosen])
     return result
 
 
@@ -317,9 +317,9 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
     x = run.argument(reader.use.op, batch)
     on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
     rows = on.reshape(-1, on.shape[-1])  # [places, inputs]: 1 where an input is not zero
-    own = run.counted_rows(reader, batch)
-    if own is not None and own.numel() == len(rows):
-        rows = rows[own.reshape(-1)]
+    counted = run.counted_rows(reader, batch)
+    if counted is not None and counted.numel() == len(rows):
+        rows = rows[counted.reshape(-1)]
     both = (rows.T @ rows / len(rows)).double()  # [inputs, inputs], shares of the places
     units = torch.as_tensor(reader.columns)
     if len(units) != n or int(units.min()) < 0 or len(both) != n:  # not one input for each unit

@@ -98,11 +98,11 @@ def answered(
         return where
     if tuple(labels.shape) != tuple(n for d, n in enumerate(shape) if d != dim):
         return where
-    own = labels != IGNORED
-    if bool(own.all()):
+    labelled = labels != IGNORED
+    if bool(labelled.all()):
         return where
-    own = own.unsqueeze(dim) if dim < len(shape) else own
-    return own if where is None else where & own
+    labelled = labelled.unsqueeze(dim) if dim < len(shape) else labelled
+    return labelled if where is None else where & labelled
 
 
 def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
@@ -110,9 +110,9 @@ def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
     shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
     if labels.is_floating_point() or tuple(labels.shape) != shape:
         return False
-    own = labels[labels != IGNORED]
+    known = labels[labels != IGNORED]
     classes = output.shape[dim] if dim < output.ndim else torch.iinfo(torch.int64).max
-    return own.numel() > 0 and int(own.min()) >= 0 and int(own.max()) < classes
+    return known.numel() > 0 and int(known.min()) >= 0 and int(known.max()) < classes
 
 
 def _kind(shape: tuple[int, ...], dim: int, batch: Batch) -> str:

@@ -114,8 +114,8 @@ class Tally:
             )
         where = answered(before.shape, batch, self.reading, self.program)
         if wanted is not None and labels is not None:
-            labels, own = wanted, (wanted != IGNORED).unsqueeze(-1)
-            where = own if where is None else where & own
+            labels, valid = wanted, (wanted != IGNORED).unsqueeze(-1)
+            where = valid if where is None else where & valid
         # Numbers first, which every output has; then classes, where they are read as such.
         gap, energy = _energies(*(_counted(x, where) for x in (before, after)))
         self.gap, self.energy = self.gap + gap, self.energy + energy
@@ -134,10 +134,10 @@ class Tally:
             self.surprise[0].add(*known["surprise"])
             self.surprise[1].add(*surprise(after, wanted))
         if where is not None:
-            own = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
-            own = own.expand(one.shape)
-            one, other = one[own], other[own]
-            labels = None if labels is None else labels[own]
+            valid = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
+            valid = valid.expand(one.shape)
+            one, other = one[valid], other[valid]
+            labels = None if labels is None else labels[valid]
         self.same += int((one == other).sum())
         self.answers += one.numel()
         if labels is not None:

@@ -67,8 +67,8 @@ def _maps(x: Tensor, consumer: Consumer, size: int, n_units: int) -> Tensor:
     counts = torch.bincount(columns[columns >= 0], minlength=n_units)
     maps = x.new_zeros(samples, n_units, int(counts.max()), x.shape[1])
     for unit in range(n_units):
-        own = (columns == unit).nonzero().flatten()
-        maps[:, unit, : len(own)] = x[:, :, own].transpose(1, 2)
+        mine = (columns == unit).nonzero().flatten()
+        maps[:, unit, : len(mine)] = x[:, :, mine].transpose(1, 2)
     return maps.flatten(2)
 
 

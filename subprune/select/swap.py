@@ -115,8 +115,8 @@ class _Reader:
         place[columns] = torch.arange(len(columns))
         costs = torch.zeros(self.n_units, dtype=torch.float64)
         for unit in kept:
-            own = place[self.columns[unit]]
-            costs[unit] = _explained(inverse[own][:, own], weight[own])
+            mine = place[self.columns[unit]]
+            costs[unit] = _explained(inverse[mine][:, mine], weight[mine])
         return costs
 
     def gains(self, kept: Sequence[int]) -> Tensor:
@@ -128,12 +128,12 @@ class _Reader:
         rest = cross - carried @ cross[columns]  # [d, m]
         gains, inside = torch.zeros(self.n_units, dtype=torch.float64), set(kept)
         for unit in range(self.n_units):
-            own = self.columns[unit]
-            if unit in inside or not len(own):
+            mine = self.columns[unit]
+            if unit in inside or not len(mine):
                 continue
-            residual = gram[own][:, own] - carried[own] @ tall[own].T
-            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
-            gains[unit] = _explained(residual, rest[own])
+            residual = gram[mine][:, mine] - carried[mine] @ tall[mine].T
+            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[mine])
+            gains[unit] = _explained(residual, rest[mine])
         return gains
 
 

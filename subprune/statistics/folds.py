@@ -55,8 +55,8 @@ class FoldedStatistics:
         columns: [q], those that the parts are about; None: all.
         """
         pairs = zip(self.parts, parts, strict=True)
-        own = [old.with_targets(new, columns) for old, new in pairs]
-        return FoldedStatistics(own, gone=self.gone, scale=self.scale, ranks=self.ranks)
+        moved = [old.with_targets(new, columns) for old, new in pairs]
+        return FoldedStatistics(moved, gone=self.gone, scale=self.scale, ranks=self.ranks)
 
     @property
     def folds(self) -> int:

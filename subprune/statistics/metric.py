@@ -119,10 +119,10 @@ def _squares(
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op.func(*args, **kwargs)
         first = flat_tensors(result)[0]
-        own = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
-        values[op.outs[0]] = own
+        probed = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
+        values[op.outs[0]] = probed
         with torch.enable_grad():
-            read = own.clone()  # which others may overwrite
+            read = probed.clone()  # which others may overwrite
         return read if isinstance(result, Tensor) else (read, *result[1:])
 
     override: dict[int, Override] = {landing.op: watch for landing in landings.values()}
@@ -153,9 +153,9 @@ def _squares(
             if grad is None:
                 continue
             dim = landings[value].dim % grad.ndim
-            own = counted(program, known, value)
-            if own is not None:  # [rows, channels]
-                grad, dim = grad.movedim(dim, -1)[over_rows(own, grad.shape, dim).squeeze(dim)], 1
+            valid = counted(program, known, value)
+            if valid is not None:  # [rows, channels]
+                grad, dim = grad.movedim(dim, -1)[over_rows(valid, grad.shape, dim).squeeze(dim)], 1
             others = [d for d in range(grad.ndim) if d != dim]
             square = grad.double().square().sum(others).cpu()
             before, count = sums.get(value, (torch.zeros_like(square), 0))

@@ -81,15 +81,15 @@ class Gathered:
         """
         blocks: list[FoldedStatistics] = []
         for consumer in consumers:
-            own = self.blocks[len(blocks) : len(blocks) + consumer.groups]
+            of_consumer = self.blocks[len(blocks) : len(blocks) + consumer.groups]
             parts = new.get(consumer.use.op)
             if parts is not None:
                 which = columns[consumer.use.op] if consumer.groups == 1 else None
-                own = tuple(
+                of_consumer = tuple(
                     block.with_targets([fold[i] for fold in parts], which)
-                    for i, block in enumerate(own)
+                    for i, block in enumerate(of_consumer)
                 )
-            blocks += own
+            blocks += of_consumer
         return Gathered.of(blocks, tensors=self.tensors, passed=self.passed, aims=self.aims)
 
     @property

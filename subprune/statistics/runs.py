@@ -269,21 +269,21 @@ class Run:
 
     def counted_rows(self, consumer: Consumer, batch: int) -> Tensor | None:
         """Which rows of a consumer's output count, [..., 1] or [N, 1, *out]; None: all do."""
-        own = self.counted(consumer.use.output, batch)
-        if own is None:
+        positions = self.counted(consumer.use.output, batch)
+        if positions is None:
             return None
         shape = self.programs[batch].values[consumer.use.output].shape
-        return over_rows(own, shape, consumer.use.product.output)
+        return over_rows(positions, shape, consumer.use.product.output)
 
     def _normed(self, norm: int, batch: int) -> Tensor:
         """What a norm is about to read, [N, channels, …]; where padding is left out,
         [rows, channels].
         """
         x = self.argument(norm, batch)
-        own = self.counted(self.programs[batch].ops[norm].outs[0], batch)
-        if own is None:
+        positions = self.counted(self.programs[batch].ops[norm].outs[0], batch)
+        if positions is None:
             return x
-        return x.movedim(1, -1)[over_rows(own, x.shape, 1).squeeze(1)]
+        return x.movedim(1, -1)[over_rows(positions, x.shape, 1).squeeze(1)]
 
     def ahead(self, batch: int, ops: Sequence[int], value: int) -> Tensor:
         """A value, made by these operations ahead of the present position; the run stays here."""

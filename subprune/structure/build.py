@@ -196,8 +196,8 @@ class Builder:
         if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
             units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)
-        own = replace(use, bias=self._own_bias(use))
-        return Consumer(name, own, units, self._landing(use, own.bias), self._obstacle(use))
+        own_use = replace(use, bias=self._own_bias(use))
+        return Consumer(name, own_use, units, self._landing(use, own_use.bias), self._obstacle(use))
 
     def _landing(self, use: Use, own_bias: str | None) -> Landing | None:
         """Where the layer's output lands; a layer is asked for once for every group it reads."""

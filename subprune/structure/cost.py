@@ -214,19 +214,19 @@ class CostModel:
         columns = [self._column[self._check(name)] for name in names]
         sizes = self._per_unit[:, columns].astype(np.float64)
         for column, name in enumerate(names):
-            for i, own in self._uneven.get(name, ()):
-                sizes[i, column] = own.mean()
+            for i, uneven in self._uneven.get(name, ()):
+                sizes[i, column] = uneven.mean()
         full = self._lengths_of({})
         # Only lengths that some of these groups change are written down, by their new places.
         moving = np.flatnonzero(sizes.any(axis=1))
         places = {int(i): place for place, i in enumerate(moving)}
         lengths = []
         for i in moving.tolist():
-            own = np.flatnonzero(sizes[i])
-            widths = self._full[columns][own]
+            those = np.flatnonzero(sizes[i])  # groups with units in this length
+            widths = self._full[columns][those]
             # what is left when all units of these groups are gone
-            fixed = int(full[i]) - round(float(sizes[i, own] @ widths))
-            lengths.append(Length(fixed, tuple(own.tolist()), tuple(sizes[i, own].tolist())))
+            fixed = int(full[i]) - round(float(sizes[i, those] @ widths))
+            lengths.append(Length(fixed, tuple(those.tolist()), tuple(sizes[i, those].tolist())))
         return Formula(
             groups=tuple(names),
             lengths=tuple(lengths),

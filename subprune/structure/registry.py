@@ -166,8 +166,8 @@ def _module_rule(
     def module_rule(flow: Flow, op: Op) -> None:
         rule(flow, op)
         label = flow.dims(op.inputs[0])[place]
-        for name, own in parameters.items():
-            slot = f"{op.func.name}.{name}", own % _rank(flow, op, name)
+        for name, axis in parameters.items():
+            slot = f"{op.func.name}.{name}", axis % _rank(flow, op, name)
             flow.match(op, [label, (flow.slots[slot],)], "belongs to a module of a rule of its own")
 
     return module_rule
