@@ -601,3 +601,38 @@ def test_few_lines_are_long() -> None:
 
 def test_a_long_line_is_counted() -> None:
     assert long_lines("x" * 100 + "\n" + "x" * 101) == 1
+
+
+# ---- language --------------------------------------------------------------------------------
+
+# Phrases that are not English, or need a second reading, each with what is meant.
+ODD = {
+    r"leaves? it away|left away": "omitted",
+    r"\banew\b": "again, re-estimated",
+    r"(?<!there )is no (file|folder|number|tensor|module|option)\b": "is not a …",
+    r"[Ss]o many (of|positions|bytes|inputs|units|samples|rows)\b": "this many",
+    r"handed through": "passed through",
+    r"\blest\b": "so that … not",
+    r"\bbeside (that|others|what|the (paper|other|rest))\b": "besides, next to, compared with",
+}
+
+
+def odd_phrases(text: str) -> list[str]:
+    """Phrases of the table in a text, each with what to write instead."""
+    text = " ".join(text.split())
+    return [f"{m[0]!r}: {better}" for odd, better in ODD.items() for m in re.finditer(odd, text)]
+
+
+def test_the_english_is_plain() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *LIBRARY.rglob("*.html")]
+    texts = {path: path.read_text() for path in (*pages, *LIBRARY.rglob("*.py"))}
+    texts |= {path: path.read_text() for path in PAPER.rglob("*.py")}
+    texts = {p: t for p, t in texts.items() if not p.name.startswith("results-")}  # made by scripts
+    found = {str(p.relative_to(ROOT)): odd_phrases(text) for p, text in texts.items()}
+    found = {path: phrases for path, phrases in found.items() if phrases}
+    assert not found, f"say it in plain English: {found}"
+
+
+def test_odd_phrases_are_found() -> None:
+    assert odd_phrases("where it is\n    no file") == ["'is no file': is not a …"]
+    assert not odd_phrases("there is no file")

@@ -9,8 +9,9 @@ network is sure of the inputs that it was trained on, so its probabilities there
 than the class, and matching them makes the smaller one unsure rather than right. Where an input
 has many answers (words, pixels), most of whose scores mean nothing, it is the probabilities.
 
-Images lie in memory channel by channel of each pixel where both models can work with that, which
-convolutions on CPUs do faster; in bfloat16, if that was asked for, products are, and nothing else.
+Images are laid out with the channels of a pixel next to each other where both models can work
+with that: convolutions on CPUs are faster then. If bfloat16 was asked for, only products are made
+in it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Match = Literal["scores", "probabilities"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _WARMING = 0.05  # share of the course in which the rate rises
-# What an error of the answers counts, compared with one of the features: scores are a relative error too.
+# Weight of an error of the answers, relative to one of the features; scores are relative too.
 _WEIGHT: dict[Match, float] = {"scores": 10.0, "probabilities": 1.0}
 
 
@@ -206,7 +207,7 @@ def _endless(sampler: Sampler, size: int) -> Iterator[Tensor]:
 
 
 def _share(progress: float) -> float:
-    """Of the highest rate: up in a short time, then down along a cosine."""
+    """Share of the highest rate: up quickly, then down along a cosine."""
     return min(1.0, progress / _WARMING + 0.02) * math.cos(progress * math.pi / 2)
 
 

@@ -24,7 +24,7 @@ SlotKey = tuple[str, int]  # parameter or buffer, dimension
 
 
 def owner(tensor: str) -> str:
-    """The module that holds a parameter; of a reparametrised one, the layer itself."""
+    """The module that holds a parameter; for a reparametrised one, the layer itself."""
     return (
         tensor.partition(".parametrizations.")[0]
         if ".parametrizations." in tensor
@@ -33,7 +33,7 @@ def owner(tensor: str) -> str:
 
 
 def layer(program: Program, tensor: str, op: int) -> str:
-    """The layer that uses a weight: of a tied one, the one that was running."""
+    """The layer that uses a weight; for a tied one, the layer that was running."""
     module = program.ops[op].module
     return (
         module

@@ -1,7 +1,7 @@
 """The edges of a model: tables that are looked up or added, and the layers that make its output.
 
-What lies between them are the blocks: what people mean when they speak of a part of a transformer,
-whose tables of words may be larger than all of its layers together.
+Between them lie the blocks: what people mean by a share of a transformer, whose word tables may be
+larger than all of its layers together.
 """
 
 from __future__ import annotations
