@@ -218,6 +218,7 @@ class Rounding:
 
     def of(self, group: Group) -> Rounding:
         """What holds for this group."""
+        # multiples of what is asked for, and of what the model's code takes
         step = math.lcm(self.to, self.own.get(group.name, 1))
         possible = self.allowed.get(group.name, ())
         fitting = tuple(k for k in possible if k % step == 0 and k >= group.least)

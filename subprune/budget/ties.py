@@ -90,6 +90,8 @@ class Ties:
 def _together(entries: Sequence[Any]) -> Any:
     """One entry for several groups: scores by rank, their mean; curves say it themselves."""
     if isinstance(entries[0], Tensor):
+        # Tied groups keep the same number of units, each its own best ones: the mean of the best
+        # scores, of the second best, and so on.
         falling = [x.sort(descending=True).values for x in entries]
         return torch.stack(falling).mean(dim=0)
     return entries[0].together(entries)

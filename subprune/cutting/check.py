@@ -124,6 +124,8 @@ def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: i
     """Try all groups, then those that fail at multiples of more and more;
     what is left is refused.
     """
+    # Groups that can be cut, each with the units that were tried; it stays cut in later trials, so
+    # that what works alone and not with others is found.
     works: Kept = {}
     multiples: dict[str, int] = {}
     failing = {g.name: "" for g in groups}
@@ -186,6 +188,7 @@ def some_units(group: Group, multiple: int = 1) -> list[int]:
     `multiple`, and where there is one, no multiple of three times as much.
     """
     n = group.n_units
+    # Odd numbers, none of them a multiple of three: what asks for even ones or threes fails.
     odd = range(1, int(_SHARE * n) // multiple + 1, 2)
     count = multiple * max([i for i in odd if i > 1 and i % 3] or odd, default=1)
     return _chosen(group, count)

@@ -98,6 +98,7 @@ def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
         for trial in trials:
             able = heads if trial.kind == "head" else others
             field = _tried(trial, blueprint, shapes, able)
+            # the first number that describes a group is the one that is written
             if field is not None and not any(set(f.groups) & set(field.groups) for f in fields):
                 fields.append(field)
     return Fields(tuple(fields))
@@ -133,6 +134,8 @@ def _head_trials(
         heads = content.get(name)
         if not isinstance(heads, int):
             continue
+        # A head keeps its size when there are fewer: where the config derives it from the width of
+        # the stream, it has to say it from then on.
         width = next((content[n] for n in _STREAMS if isinstance(content.get(n), int)), 0)
         size = {n: content[n] for n in _HEAD_SIZES if isinstance(content.get(n), int)}
         for units in sorted({g.n_units for g in groups if heads % g.n_units == 0}):
@@ -148,6 +151,7 @@ def _tried(
     trial: Field, blueprint: Blueprint, shapes: Shapes, groups: Sequence[Group]
 ) -> Field | None:
     """The trial with the groups that it describes; None if it describes none, or more."""
+    # About half of the units, a number that the config takes; a width that is not said gets one.
     numbers = _numbers(trial, blueprint)
     fewer = [k for k in numbers if k < trial.units]
     k = (
@@ -160,6 +164,8 @@ def _tried(
     new = blueprint.changed(trial.section, trial.values(k)).shapes()
     if new is None or new.keys() != shapes.keys():
         return None
+    # Every dimension that is of another length now; all of them must belong to groups that have
+    # become what they would be with k units.
     changed = {
         (name, dim): size
         for name, shape in new.items()
@@ -278,6 +284,7 @@ def _written_by_layer(model: nn.Module, uneven: Sequence[tuple[Field, Mapping[st
     config: Any = model.config
     if not hasattr(type(config), "per_layer_config") or any(f.section for f, _ in uneven):
         return False
+    # By the number of the layer in the names of its groups: "model.layers.3.mlp" is of layer 3.
     by_layer: dict[int, dict[str, int]] = {}
     for field, numbers in uneven:
         for name, k in numbers.items():

@@ -161,6 +161,7 @@ def evaluate(
                 )
         batches = take(data, model, n_samples, forward=forward).batches
         protocol = f"{sum(b.size for b in batches):,} inputs, as given"
+    # What outputs mean is asked of the dense model, if there is one: it is the better witness.
     reference = model if dense is None else dense
     program = _recorded(reference, batches[0])
     slack = 0.0 if text is None else QUANTISED
@@ -215,7 +216,7 @@ def windows(text: Tensor, context: int, stride: int) -> list[Batch]:
         row = text[start : start + context]
         if len(row) < 2:
             break
-        labels = row.clone()
+        labels = row.clone()  # what an earlier window has predicted is not counted again
         labels[: max(0, done - start)] = IGNORED
         pieces.append(Batch(((row[None],), {}), labels[None], 1))
         done = start + len(row)

@@ -36,7 +36,7 @@ def stages(groups: Sequence[GroupPlan]) -> list[Stage]:
     depth = _first_difference(names)
     heads = [".".join(n[: depth + 1]) for n in names]
     last = [n[depth] if len(n) > depth else "" for n in names]
-    many = len(set(heads)) > _FEW
+    many = len(set(heads)) > _FEW  # numbered blocks, mostly: eight of them make a stage
     members_of: dict[str, list[tuple[int, GroupPlan]]] = {}
     for (i, group), head, part in zip(numbered, heads, last, strict=True):
         key = head
