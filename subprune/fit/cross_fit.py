@@ -126,7 +126,7 @@ def cross_fit(
     inputs, where they were fitted before; afterwards those of the strength used. judged: of how many
     folds, the first, a fit without the fold is kept and judged on it; None: of all.
     """
-    # 1. How strong the ridge is: fits without each fold are judged on it.
+    # How strong the ridge is, and what each fold's fit leaves of it; then a fit to all inputs.
     known: FoldFactors = {} if factors is None else factors
     columns, ranks = whole.columns(kept), folded.ranks
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
@@ -138,7 +138,6 @@ def cross_fit(
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths, ranks)
-        # 2. Versions of the layer that have not seen a fold, and what they leave of it.
         settled = _each(lambda trial: trial.settle(strength), trials[:judged], columns, ranks)
         versions = tuple(weight for *_, weight, _ in settled)
         if intercept:
@@ -146,9 +145,8 @@ def cross_fit(
         energy = sum(energy for _, energy, *_ in settled)
         residual = sum(residual for residual, *_ in settled)
         held_out = residual / energy if energy else 0.0
-    # 3. The layer itself, from all inputs.
-    of_all = known.setdefault(None, {})
-    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=of_all)
+    own = known.setdefault(None, {})
+    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
     if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
         for fold in known.values():  # they are large: those that were only tried go
             for other in [key for key in fold if key != (strength, intercept)]:

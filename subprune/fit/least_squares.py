@@ -68,18 +68,18 @@ class LeastSquares(Fit):
         fits: list[Fitted] = []
         for consumer, blocks in work.blocks():
             old = matrices(consumer, models[0])
-            fitted: list[Fitted] = []
+            own: list[Fitted] = []
             for (folded, whole), weight in zip(blocks, old, strict=True):
-                number = len(fits) + len(fitted)
+                number = len(fits) + len(own)
                 strengths = work.ridge[number:][:1] or self.strengths()
                 factors = work.factors.setdefault(number, {})
                 constant = self.has_constant(consumer)
                 judged = len(models) - 1
-                fitted.append(
+                own.append(
                     _block(folded, whole, work.kept, weight, strengths, constant, factors, judged)
                 )
-            self.write(work, consumer, models, fitted)
-            fits += fitted
+            self.write(work, consumer, models, own)
+            fits += own
         return together(fits)
 
     def has_constant(self, consumer: Consumer) -> bool:

@@ -95,7 +95,6 @@ def gram_of(rows: Tensor) -> Tensor:
     d = rows.shape[1]
     if not in_strips(rows):
         return rows.T @ rows
-    # Strip by strip from the diagonal on, [STRIP, d − i]; the rest is its mirror image.
     gram = rows.new_empty(d, d)
     for i in range(0, d, STRIP):
         end = i + STRIP
