@@ -2,6 +2,7 @@
 
     python experiments/few_inputs.py                        LeNet on the shipped sample, five seeds
     python experiments/few_inputs.py --resnet50 WEIGHTS --calibration FOLDER --validation FOLDER
+    python experiments/few_inputs.py --page                 only the page, from the committed rows
 
 ResNet50: weights with torchvision's names for the network whose stages stride in their first 1×1 convolution
 (Keras' ResNet50), a folder of images to calibrate on, and a folder with one sub-folder of images per class number.
@@ -310,7 +311,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", help="numbers of calibration images")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44, 45, 46])
     parser.add_argument("--fits", nargs="+", choices=list(FITS), default=list(FITS))
+    parser.add_argument("--page", action="store_true", help="only the page, from committed rows")
     args = parser.parse_args()
+    if args.page:
+        write_page()
+        return
     for fit in set(FITS) - set(args.fits):
         del FITS[fit]
     if args.resnet50:
