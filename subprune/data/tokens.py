@@ -74,13 +74,13 @@ def counted_by_shape(inputs: Inputs, shape: Sequence[int]) -> Tensor | None:
 
     Where masks of both sides fit, positions count that count on both.
     """
-    both: Tensor | None = None
+    counting: Tensor | None = None
     for name, mask in masks(inputs).items():
         fits = len(shape) > 2 and tuple(shape[:2]) == tuple(mask.shape)
         wide = Layout(name, 0, 1).spread(mask, shape) if fits else None
         if wide is not None:
-            both = wide if both is None else both & wide
-    return both
+            counting = wide if counting is None else counting & wide
+    return counting
 
 
 def counted_labels(program: Program, batch: Batch) -> Tensor | None:

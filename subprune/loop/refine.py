@@ -134,16 +134,16 @@ class _Block:
         landing = reader.landing
         assert landing is not None
         aim = self.aims[reader.use.op][batch]
-        rest, counts = aim - value, None
+        error, counts = aim - value, None
         if landing.rectified:
             # Below zero on both sides, nothing is wrong; above it only in the value, that much is.
             counts = (aim >= 0) | (value > 0)
-            rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
+            error = torch.where(aim >= 0, error, -value.clamp_min(0))
         valid = self.start.counted(landing.value, batch)
         if valid is not None:  # padding is never wrong
-            rest = torch.where(valid, rest, 0)
+            error = torch.where(valid, error, 0)
             counts = valid if counts is None else counts & valid
-        return felt(rest, landing, self.place.metric), counts
+        return felt(error, landing, self.place.metric), counts
 
     def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
         """Σ‖ρ‖² over some batches."""
@@ -363,14 +363,14 @@ def _best(
         there = [block.landed(i, m, grad=False) for m in moved]
         for reader in block.readers:
             op = reader.use.op
-            rest, counts = block.wrong(reader, i, here[op])
+            error, counts = block.wrong(reader, i, here[op])
             assert reader.landing is not None
             changes = [felt(t[op] - here[op], reader.landing, block.place.metric) for t in there]
             if counts is not None:
                 changes = [torch.where(counts, c, 0) for c in changes]
             flat = torch.stack([c.flatten() for c in changes]).double()  # Jᵀ [q, values]
             normal += flat @ flat.T
-            wanted += flat @ rest.flatten().double()
+            wanted += flat @ error.flatten().double()
     # Solvable even where both steps are parallel, or one of them changes nothing.
     normal.diagonal().add_(1e-9 * float(normal.diagonal().mean()) + 1e-300)
     lengths = torch.linalg.solve(normal, wanted)

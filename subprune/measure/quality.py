@@ -181,9 +181,9 @@ def evaluate(
             before = after if dense is None else next(outputs(dense, [batch]))
             tally.add(before, after, batch)
             top.add(after, batch, tally.reading)
-    seen = sum(token_count(b) for b in batches)
+    tokens_seen = sum(token_count(b) for b in batches)
     figures = _evaluation(tally.result(), top, dense is not None)
-    speed = seen / seconds if seen and seconds else None
+    speed = tokens_seen / seconds if tokens_seen and seconds else None
     return Evaluation(
         model=type(model).__name__,
         protocol=protocol,

@@ -224,8 +224,8 @@ class Reader:
                 f"{self.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}"
             )
         rows = draw(len(files), min(self.n_samples or _MOST_FILES, _MOST_FILES), self.seed)
-        taken = files if rows is None else [files[i] for i in rows]
-        images = ((str(file.relative_to(path)), read_image(file)) for file in taken)
+        chosen = files if rows is None else [files[i] for i in rows]
+        images = ((str(file.relative_to(path)), read_image(file)) for file in chosen)
         inputs = self.pixels.of_images(images, str(path))
         inside = [file.relative_to(path).parts for file in files]
         classes = sorted({parts[0] for parts in inside if len(parts) > 1})
@@ -237,7 +237,7 @@ class Reader:
                 f"{n or 'no'} outputs for each image"
             )
             return inputs
-        labels = [classes.index(file.relative_to(path).parts[0]) for file in taken]
+        labels = [classes.index(file.relative_to(path).parts[0]) for file in chosen]
         return inputs, torch.tensor(labels)
 
     # ---- tables ----------------------------------------------------------------------------------

@@ -72,9 +72,9 @@ def closing_moves(n: int, gone: list[int]) -> Moves:
     """How to close the gaps that units leave; gone: their places among n."""
     there = torch.ones(n, dtype=torch.bool)
     there[gone] = False
-    rest = int(there.sum())
-    holes = (~there[:rest]).nonzero().flatten()
-    return Moves(rest, holes, there[rest:].nonzero().flatten() + rest)
+    remaining = int(there.sum())
+    holes = (~there[:remaining]).nonzero().flatten()
+    return Moves(remaining, holes, there[remaining:].nonzero().flatten() + remaining)
 
 
 def diagonal_blocks(matrix: Tensor, r: int) -> Tensor:

@@ -125,7 +125,7 @@ class _Reader:
         inverse = damped_inverse(self.stats.part(columns))
         tall = gram[:, columns]  # [d, q]
         carried = tall @ inverse
-        rest = cross - carried @ cross[columns]  # [d, m]
+        unexplained = cross - carried @ cross[columns]  # [d, m]
         gains, inside = torch.zeros(self.n_units, dtype=torch.float64), set(kept)
         for unit in range(self.n_units):
             mine = self.columns[unit]
@@ -133,7 +133,7 @@ class _Reader:
                 continue
             residual = gram[mine][:, mine] - carried[mine] @ tall[mine].T
             residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[mine])
-            gains[unit] = _explained(residual, rest[mine])
+            gains[unit] = _explained(residual, unexplained[mine])
         return gains
 
 

@@ -132,8 +132,8 @@ class Residual(Target):
         landing = consumer.landing
         assert landing is not None
         aim = single(aim)  # a difference of large numbers
-        rest = aim - offset(landing, run, batch, run.tensors, aim, spots)
-        return felt(rest, landing, self._metric(place))
+        missing = aim - offset(landing, run, batch, run.tensors, aim, spots)
+        return felt(missing, landing, self._metric(place))
 
     def _moving(self, place: Place) -> list[Consumer]:
         """The consumers whose targets move, as they run."""

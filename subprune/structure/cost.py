@@ -47,9 +47,9 @@ class _Products:
         product.
         """
         index = self.index[some]
-        rest = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
+        others = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
         grown = np.zeros(lengths.size, dtype=np.int64)
-        np.add.at(grown, index[spans[index]], rest)
+        np.add.at(grown, index[spans[index]], others)
         return grown
 
     def lost(self, before: Floats, after: Floats, shares: Floats) -> Floats:
@@ -63,8 +63,8 @@ class _Products:
         for place, weight in ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6)):  # exact: Simpson's rule
             factors = (before + place * (after - before))[self.index]
             for j in range(self.index.shape[1]):
-                rest = np.delete(factors, j, axis=1).prod(axis=1) * self.factors
-                lost += weight * (rest @ shares[self.index[:, j]])
+                others = np.delete(factors, j, axis=1).prod(axis=1) * self.factors
+                lost += weight * (others @ shares[self.index[:, j]])
         return lost
 
     def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Monomial, ...]:

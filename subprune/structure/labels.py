@@ -301,14 +301,14 @@ class LabelSpace:
         for bold in (False, False, True):
             frozen = self._mark(root, [ids for ids, _ in self.frozen])
             batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
-            rest, done = [], len(self.pairs)  # ties before this round are in `root`
+            waiting, done = [], len(self.pairs)  # ties before this round are in `root`
             for frame in open_:
                 choice = self._choose(frame, root, frozen, batch, mixed, bold)
                 if choice is None:
-                    rest.append(frame)
+                    waiting.append(frame)
                 else:
                     self._settle(frame, choice)
-            open_ = rest
+            open_ = waiting
             root = components(self.size, self.pairs[done:], root)
         reasons: dict[int, str] = {}
         for ids, reason in self.frozen:
@@ -328,19 +328,19 @@ class LabelSpace:
                 x = leader[x]
             return x
 
-        rest = []
+        partial = []
         for a, b in self.pairs:
             if self._is_block(a) and self._is_block(b) and a.size == b.size:
                 low, high = sorted((find(int(a[0])), find(int(b[0]))))
                 leader[high] = low
             else:
-                rest.append((a, b))
+                partial.append((a, b))
         known = np.arange(self.size, dtype=np.int64)
         for start, count in self._blocks.items():
             if leader[start] != start:
                 first = find(start)
                 known[start : start + count] = np.arange(first, first + count)
-        return components(self.size, rest, known)
+        return components(self.size, partial, known)
 
     def _is_block(self, ids: Ids) -> bool:
         """Whether these are the ids of one call of `new`, all of them and in order."""

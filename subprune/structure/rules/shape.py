@@ -271,8 +271,8 @@ def select(flow: Flow, op: Op) -> None:
     positions = range(len(op.outs)) if op.kind == "unbind" else [argument(op, "index") % shape[dim]]
     for position, vid in zip(positions, op.outs, strict=True):
         gone = dims[dim]
-        rest = [d for i, d in enumerate(dims) if i != dim]
-        flow.put(vid, rest if not gone else flow.space.subframe(rest, gone, position))
+        kept = [d for i, d in enumerate(dims) if i != dim]
+        flow.put(vid, kept if not gone else flow.space.subframe(kept, gone, position))
     _keep_origin(flow, source, op.outs, dim)
 
 
