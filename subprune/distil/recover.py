@@ -163,13 +163,13 @@ def _kind(teacher: nn.Module, arguments: Any, batch: Batch) -> tuple[int | None,
 def _divided(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Inputs to train on, and those that are held out."""
     parts, numbers = folded(batches, _HELD_OUT)
-    training = [b for b, fold in zip(parts, numbers, strict=True) if fold]
+    seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
     unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
-    if not training or not unseen:
+    if not seen or not unseen:
         raise DataError(
             f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
         )
-    return training, unseen
+    return seen, unseen
 
 
 def _check_choices(**given: Any) -> None:
