@@ -102,6 +102,7 @@ def row(part: str, runs: dict[str, list[dict[str, Any]]], cpu: bool) -> dict[str
 
 
 def main() -> None:
+    from machine import write_rows
     from workloads import WORKLOADS
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -128,10 +129,8 @@ def main() -> None:
         commits = {"old": commit(options.old), "new": commit(options.new)}
         rows[part] = {**row(part, runs, options.cpu), **commits}
         print(rows[part], flush=True)
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[part]))
-            writer.writeheader()
-            writer.writerows(rows[w] for w in WORKLOADS if w in rows)
+        columns = dict.fromkeys(rows[part], "")  # of the newest kind of row, and in its order
+        write_rows(ROWS, ({**columns, **rows[w]} for w in WORKLOADS if w in rows))
 
 
 if __name__ == "__main__":

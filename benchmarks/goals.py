@@ -10,13 +10,12 @@ weight. Rows go to benchmarks/results/goals.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe
+from machine import describe, write_rows
 from torch import nn
 
 import subprune
@@ -72,10 +71,7 @@ def main() -> None:
         }
         print(row, flush=True)
         rows.append(row)
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(ROWS, rows)
 
 
 if __name__ == "__main__":

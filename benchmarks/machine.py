@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,15 @@ def _own_memory() -> int:
         if line.startswith("RssAnon")
     ]
     return found[0] if found else 0
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """All rows of a file of results; the first says which columns there are."""
+    every = list(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(every[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(every)
 
 
 def as_dict(rates: Rates) -> dict[str, float]:

@@ -11,7 +11,6 @@ from those of one process. On a machine that others use, CPU seconds say more th
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import re
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from machine import describe
+from machine import describe, write_rows
 from workloads import Place
 
 import subprune
@@ -118,10 +117,7 @@ def main() -> None:
         }
         rows.append(row)
         print(row, flush=True)
-    with RESULTS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(RESULTS, rows)
 
 
 if __name__ == "__main__":

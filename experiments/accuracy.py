@@ -14,7 +14,6 @@ experiments/results/accuracy/; a row that is there already is not made again.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import platform
 import time
@@ -24,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
+from csv_rows import add_row, read_rows
 from torch import Tensor, nn
 
 import subprune
@@ -197,24 +197,6 @@ def unique(row: dict[str, Any]) -> tuple[str, float, int, int]:
     return row["variant"], *numbers
 
 
-def saved(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def add(path: Path, row: dict[str, Any]) -> None:
-    """One more row at the end: others may be at work on the same table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("part", choices=["table", "ablation", "images"])
@@ -237,7 +219,7 @@ def main() -> None:
     train = load(images, "train", options.data_dir)
     mark = "" if options.network == "resnet56" else f"-{options.network}"
     path = FOLDER / f"{options.part}{mark}.csv"
-    known = {unique(row) for row in saved(path)}
+    known = {unique(row) for row in read_rows(path)}
     for key, make, count in jobs(options):
         if unique(key) in known:
             continue
@@ -256,7 +238,7 @@ def main() -> None:
             f"torch {torch.__version__}",
         }
         print(row, flush=True)
-        add(path, row)
+        add_row(path, row)
         known.add(unique(key))
 
 

@@ -9,7 +9,6 @@ images, never on test images. Rows go to experiments/results/drift.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from csv_rows import write_rows
 from torch import Tensor, nn
 
 import subprune
@@ -79,10 +79,7 @@ def main() -> None:
     for row in rows(parser.parse_args()):
         print(row, flush=True)
         written.append(row)
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(written[0]))
-        writer.writeheader()
-        writer.writerows(written)
+    write_rows(ROWS, written)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python experiments/few_inputs.py                        LeNet on the shipped sample, five seeds
     python experiments/few_inputs.py --resnet50 WEIGHTS --calibration FOLDER --validation FOLDER
+    python experiments/few_inputs.py --page                 only the page, from the committed rows
 
 ResNet50: weights with torchvision's names for the network whose stages stride in their first 1×1 convolution
 (Keras' ResNet50), a folder of images to calibrate on, and a folder with one sub-folder of images per class number.
@@ -12,7 +13,6 @@ experiments/results/few-inputs/rows.csv, the table to docs/results-few-inputs.md
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from csv_rows import read_rows, write_rows
 from torch import Tensor, nn
 
 import subprune
@@ -235,25 +236,19 @@ def resnet50_rows(args: argparse.Namespace) -> Iterator[Row]:
 
 def store(rows: Iterator[Row]) -> None:
     """Add rows to the file as they come; those of an earlier run of the same cell are replaced."""
-    ROWS.parent.mkdir(parents=True, exist_ok=True)
     key = ("network", "compression", "images", "seed", "fit")
-    kept: dict[tuple[str, ...], Row] = {}
-    if ROWS.exists():
-        with ROWS.open(newline="") as file:
-            kept = {tuple(str(row[k]) for k in key): row for row in csv.DictReader(file)}
+    kept: dict[tuple[str, ...], Row] = {
+        tuple(str(row[k]) for k in key): row for row in read_rows(ROWS)
+    }
     for row in rows:
         print(row, flush=True)
         kept[tuple(str(row[k]) for k in key)] = row
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(row))
-            writer.writeheader()
-            writer.writerows(kept.values())
+        write_rows(ROWS, kept.values())
 
 
 def table() -> str:
     """Means over the seeds, one line per network, number of images and fit."""
-    with ROWS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(ROWS)
     cells: dict[tuple[str, str, int, str], list[Row]] = {}
     for row in rows:
         cells.setdefault(
@@ -288,8 +283,7 @@ def table() -> str:
 
 
 def write_page() -> None:
-    with ROWS.open(newline="") as file:
-        machines = sorted({row["machine"] for row in csv.DictReader(file)})
+    machines = sorted({row["machine"] for row in read_rows(ROWS)})
     PAGE.write_text(
         "# Few calibration images: what is reported, and what is true\n\n"
         "Networks pruned with their default budgets, with the default fit (ridge chosen on held-out inputs) and with "
@@ -317,7 +311,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", help="numbers of calibration images")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44, 45, 46])
     parser.add_argument("--fits", nargs="+", choices=list(FITS), default=list(FITS))
+    parser.add_argument("--page", action="store_true", help="only the page, from committed rows")
     args = parser.parse_args()
+    if args.page:
+        write_page()
+        return
     for fit in set(FITS) - set(args.fits):
         del FITS[fit]
     if args.resnet50:

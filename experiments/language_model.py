@@ -12,13 +12,12 @@ experiments/results/language-model/rows.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
+from csv_rows import add_row
 from torch import Tensor, nn
 
 import subprune
@@ -123,17 +122,7 @@ def main() -> None:
         print(row, flush=True)
         for note in result.report.notes:
             print("note:", note, flush=True)
-        _append(row)
-
-
-def _append(row: dict[str, Any]) -> None:
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+        add_row(RESULTS, row)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ experiments/results/networks.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from csv_rows import read_rows, write_rows
 from torch import Tensor, nn
 
 import subprune
@@ -326,10 +326,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=[1.25, 1.5, 2, 4])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(USUAL))
     options = parser.parse_args()
-    written: list[dict[str, Any]] = []
-    if ROWS.is_file():
-        with ROWS.open(newline="") as file:
-            written = list(csv.DictReader(file))
+    written = read_rows(ROWS)
     for name, make in cases(options).items():
         if options.only and name not in options.only:
             continue
@@ -337,10 +334,7 @@ def main() -> None:
         for row in rows(name, make(), options.ratios, options.methods):
             print(row, flush=True)
             written.append(row)
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(written[0]))
-            writer.writeheader()
-            writer.writerows(written)
+        write_rows(ROWS, written)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ experiments/results/patches.csv; a row that is there already is not made again.
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from pathlib import Path
 from typing import Any
 
+from csv_rows import add_row, read_rows
 from torch import nn
 
 import subprune
@@ -47,10 +47,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="of ResNet56")
     options = parser.parse_args()
-    known = set()
-    if OUTPUT.is_file():
-        with OUTPUT.open(newline="") as file:
-            known = {tuple(row[k] for k in KEY) for row in csv.DictReader(file)}
+    known = {tuple(row[k] for k in KEY) for row in read_rows(OUTPUT)}
     for name, images, model, seeds, more in settings(options.weights):
         train, test = (load(images, part, options.data_dir) for part in ("train", "test"))
         cells = [(p, c, s) for s in seeds for c in RATIOS for p in ("all", "random")]
@@ -76,12 +73,7 @@ def main() -> None:
                 "cpu_seconds": round(seconds, 1),
             }
             print(row, flush=True)
-            new = not OUTPUT.is_file()
-            with OUTPUT.open("a", newline="") as file:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
+            add_row(OUTPUT, row)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ and by how many units at most. Rows of experiments that are not asked for stay.
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from csv_rows import read_rows, write_rows
 
 from subprune.budget.sampling import SampleSize
 from subprune_paper.cells import Context, _common, _goal
@@ -32,8 +32,8 @@ METHOD, PAPER = "layer-sampling", 1e-16
 
 def committed(experiment: str) -> list[Cell]:
     """The cells with committed rows, one for each budget."""
-    with (HERE / "results" / experiment / "cells.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] == METHOD]
+    cells = read_rows(HERE / "results" / experiment / "cells.csv")
+    rows = [row for row in cells if row["method"] == METHOD]
     there = {(row["seed"], row["value"]) for row in rows}
     return [
         cell
@@ -74,18 +74,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     context = Context(options.data_dir, options.models_dir)
-    known: list[dict[str, Any]] = []
-    if ROWS.is_file():
-        with ROWS.open(newline="") as file:
-            known = [row for row in csv.DictReader(file) if row["experiment"] not in options.only]
+    known = [row for row in read_rows(ROWS) if row["experiment"] not in options.only]
     for experiment in options.only:
         for row in compared(experiment, context):
             known.append(row)
             print(row, flush=True)
-        with ROWS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(known[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(known)
+        write_rows(ROWS, known)
 
 
 if __name__ == "__main__":

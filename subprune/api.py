@@ -285,9 +285,9 @@ def _shared(calibration: Calibration) -> list[str]:
     ranks, batches = calibration.ranks, calibration.batches
     if ranks.count == 1:
         return []
-    own = sum(batches[i].size for i in calibration.own)
+    inputs_here = sum(batches[i].size for i in calibration.own)
     return [
-        f"{ranks.count} ranks shared the work: rank {ranks.rank} ran {own:,} of "
+        f"{ranks.count} ranks shared the work: rank {ranks.rank} ran {inputs_here:,} of "
         f"{sum(b.size for b in batches):,} inputs and sent {ranks.bytes / 1e6:,.1f} MB in "
         f"{ranks.exchanges:,} exchanges; all ranks have the same model"
     ]

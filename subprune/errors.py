@@ -22,7 +22,7 @@ __all__ = [
 class SubpruneError(Exception):
     """Base of all errors raised on purpose by this package.
 
-    One that speaks of options is made from a `subprune.messages.Message`, which carries its parts;
+    One that mentions options is made from a `subprune.messages.Message`, which carries its parts;
     ``str(error)`` spells the options as Python keywords.
     """
 

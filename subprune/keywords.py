@@ -51,7 +51,7 @@ class Option:
     name: str
     kind: Any  # its type
     default: Any
-    help: str  # a sentence without its full stop; a message where it speaks of other options
+    help: str  # a sentence without its full stop; a message where it mentions other options
     panel: str = ""  # the heading under which it is listed
     metavar: str = ""  # what the command line calls the value
     several: bool = False  # a flag gives one of several values, as often as needed

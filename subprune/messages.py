@@ -1,7 +1,7 @@
-"""Text that speaks of options, and the three ways to spell them.
+"""Text that mentions options, and the three ways to spell them.
 
 Python says ``ridge=0.5``, the command line ``--ridge 0.5``, a configuration file ``ridge = 0.5``.
-A `Message` keeps the options that it speaks of apart from its words, so that each front end can
+A `Message` keeps the options that it mentions apart from its words, so that each front end can
 spell them in its own way:
 
     message = Message("{ridge=} has no effect where nothing is fitted, and {fit=} fits nothing",
@@ -100,8 +100,8 @@ KEYS = Spelling(
 class Message(str):
     """Text with fields, as a string in Python's spelling.
 
-    ``{ridge=}`` is an option with its value, or by itself if no value is beside the template;
-    ``{ridge:name}`` is its name alone; ``{budgets:item}`` is what it says about the name beside the
+    ``{ridge=}`` is an option with its value, or by itself if no value is given with the template;
+    ``{ridge:name}`` is its name alone; ``{budgets:item}`` is what it says about the name given with the
     template; any other field is formatted as `str.format` does, and may be a `Message` itself.
     """
 
@@ -119,7 +119,7 @@ class Message(str):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that it speaks of: their values, None where no value is at issue."""
+        """The options that it mentions: their values, None where no value is at issue."""
         named: dict[str, Any] = {}
         for _, field, layout, _ in string.Formatter().parse(self.template):
             part = self.parts.get(field or "")

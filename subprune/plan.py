@@ -72,7 +72,7 @@ class Plan:
     eager: bool = False
     data: str = ""  # fingerprint of the calibration inputs
     selection: str = ""  # the target, and where it looks at pruned layers the fit, with their knobs
-    unbounded: str = ""  # why the bounds of the paper do not speak of it; empty if they do
+    unbounded: str = ""  # why the paper's bounds do not apply to it; empty if they do
 
     @property
     def kept(self) -> dict[str, tuple[int, ...]]:

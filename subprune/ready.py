@@ -131,6 +131,8 @@ def make_ready(
     check_divisible(options, ranks.count)
     model = held.model
     tick("recording the model")
+    # Every step is done once for all goals that agree in what it depends on: `recorded`, `chosen`
+    # and `asked` are keys that say what that is, each part of the next.
     recipe, views = options.recipe, options.augment or ()
     recorded = (recipe.fit.parts, views, ranks.count)
     dense = held.once(
@@ -290,7 +292,7 @@ def _roles(calibration: Calibration, checked: Check, options: Options) -> Roles:
 
 
 def _named(options: Options) -> Collection[str]:
-    """What the goal speaks of by name."""
+    """What the goal refers to by name."""
     return options.keep if isinstance(options.keep, Mapping) else options.budgets or ()
 
 

@@ -227,6 +227,8 @@ def _compared(
     are looked at, for either.
     """
     program = calibration.structure.program
+    # Three runs over the same batches, one batch at a time: the dense run, which the walk left past
+    # the last group; the masked versions, from the start; and the smaller model itself.
     folds = range(calibration.judged) if calibration.judged else range(1)
     own = [calibration.batches[i] for i in calibration.own]  # other ranks look at theirs
     looked = [not calibration.folds or calibration.folds[i] in folds for i in calibration.own]
@@ -290,11 +292,11 @@ def _odd_labels(batches: Sequence[Batch]) -> Iterator[str]:
         yield "no accuracy was measured: the labels are one-hot; give class numbers, labels.argmax(1)"
     elif labels and all(x.ndim == 1 and not x.is_floating_point() for x in labels):
         pairs = [(b.size, len(b.labels)) for b in batches if b.labels is not None]
-        uneven = next(((inputs, own) for inputs, own in pairs if inputs != own), None)
+        uneven = next(((inputs, count) for inputs, count in pairs if inputs != count), None)
         if uneven is not None:
-            inputs, own = uneven
+            inputs, count = uneven
             yield (
-                f"no accuracy was measured: a batch of {inputs} inputs has {own} labels; give one "
+                f"no accuracy was measured: a batch of {inputs} inputs has {count} labels; give one "
                 "label for each input"
             )
             return

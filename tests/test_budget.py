@@ -27,6 +27,7 @@ from subprune.budget.allocators import ALLOCATORS
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Goal, Limit, Rounding
 from subprune.budget.hulls import by_knapsack, falling
+from subprune.budget.space import BudgetSpace
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError
 from subprune.fit.keep import Keep
@@ -193,7 +194,9 @@ def test_equal_accuracy_picks_from_the_papers_fractions(lenet: nn.Module, ratio:
             and lenet_params((*want[:i], want[i] + 1, *want[i + 1 :])) <= limit
         ):
             want[i] += 1
-    counts_found = equal_accuracy(groups, found, cost, Limit("params", limit, ""), Rounding())
+    counts_found = equal_accuracy(
+        BudgetSpace(groups=groups, cost=cost, limit=Limit("params", limit, "")), found
+    )
     assert [counts_found[g.name] for g in groups] == want
 
 
@@ -315,7 +318,7 @@ def test_knapsack_is_near_the_best_of_all_budgets() -> None:
             for n, e in errors.items()
         }
         target = Limit("params", limit, "limit")
-        found = by_knapsack(groups, known, cost, target, Rounding())
+        found = by_knapsack(BudgetSpace(groups=groups, cost=cost, limit=target), known)
         every = [
             dict(zip(names, k, strict=True))
             for k in product(*(range(1, g.n_units + 1) for g in groups))
@@ -532,7 +535,9 @@ def test_the_smallest_sum_of_absolute_errors_is_near_the_best_of_all() -> None:
             )
         errors = {n: falling(known[n], absolute=True) for n in names}
         target = Limit("params", limit, "limit")
-        found = by_knapsack(groups, known, cost, target, Rounding(), absolute=True)
+        found = by_knapsack(
+            BudgetSpace(groups=groups, cost=cost, limit=target), known, absolute=True
+        )
         every = [
             dict(zip(names, k, strict=True))
             for k in product(*(range(1, g.n_units + 1) for g in groups))

@@ -373,14 +373,31 @@ def operations_tested(text: str) -> list[str]:
             sides = [node.subject, *(case.pattern for case in node.cases)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             sides = [node.func.value, *node.args] if node.func.attr in PARTIAL else []
-        kinds = [x for x in sides if isinstance(x, ast.Attribute) and x.attr == "kind"]
+        kinds = [x for x in sides if isinstance(x, ast.Attribute) and x.attr in ("kind", "name")]
         return sides if kinds else []
 
     return [
         ast.unparse(n)
         for n in ast.walk(ast.parse(text))
-        if any(_constants(x) & known for x in tested(n))
+        if any({_base(c) for c in _constants(x)} & known for x in tested(n)) or _of_pytorch(n)
     ]
+
+
+def _base(name: str) -> str:
+    """``aten.add.Tensor`` → ``add``; other names as they are."""
+    return name.split(".")[1] if name.startswith("aten.") else name
+
+
+def _of_pytorch(node: ast.AST) -> bool:
+    """Whether this is a set, list or tuple of PyTorch's operations, or a comparison with one."""
+    inside = {
+        ast.Compare: lambda n: [n.left, *n.comparators],
+        ast.Set: lambda n: n.elts,
+        ast.List: lambda n: n.elts,
+        ast.Tuple: lambda n: n.elts,
+    }
+    parts = inside.get(type(node), lambda n: [])(node)
+    return any(ast.unparse(x).startswith("torch.ops.aten.") for x in parts)
 
 
 def test_operations_are_told_apart_in_the_table_alone() -> None:
@@ -396,11 +413,49 @@ def test_operations_are_told_apart_in_the_table_alone() -> None:
         "self.op.kind in ('addmm', 'mm')",
         "op.kind.startswith('view')",
         "match op.kind:\n    case 'view' | 'relu':\n        pass",
+        "op.name != 'aten.add.Tensor'",
+        "func == torch.ops.aten.add.Tensor",
+        "LOOK_UPS = {torch.ops.aten.embedding.default}",
     ],
 )
 def test_a_test_of_an_operation_is_found(text: str) -> None:
     assert operations_tested(text)
     assert not operations_tested("group.kind == 'stream'")
+    assert not operations_tested("torch.ops.aten.reshape.default(*args)")
+
+
+def positions(text: str) -> list[str]:
+    """Arguments of an operation that are read by their place: ``op.args[1]``, or ``args[1]`` in a
+    function that is given an operation; and loops over them.
+    """
+    places = []
+    for function in functions(text):
+        given = {a.arg for a in function.args.args}
+        own = {"args"} if {"op", "args"} <= given else set()
+        for node in ast.walk(function):
+            read = node.value if isinstance(node, ast.Subscript) else None
+            if isinstance(node, ast.comprehension | ast.For):
+                read = node.iter
+            if isinstance(read, ast.Attribute) and read.attr in ("args", "kwargs"):
+                owner = ast.unparse(read.value).split(".")[-1]
+                places += [ast.unparse(read)] * (owner in ("op", "conv", "self"))
+            elif isinstance(read, ast.Name) and read.id in own:
+                places.append(ast.unparse(node))
+    return places
+
+
+def test_arguments_are_read_by_name() -> None:
+    found = {path: positions(text) for path, text in sources() if path != "program/ops.py"}
+    found = {path: places for path, places in found.items() if places}
+    assert not found, f"read them with program.ops.argument, by name: {found}"
+
+
+def test_an_argument_by_place_is_found() -> None:
+    assert positions("def f(op):\n    return op.args[1]")
+    assert positions("def f(op):\n    return [a for a in op.args]")
+    assert positions("def run(op, args, kwargs):\n    return args[0]")
+    assert not positions("def f(op):\n    return argument(op, 'input'), given(op.args)")
+    assert not positions("def call(*args):\n    return args[0]")
 
 
 # ---- imports ---------------------------------------------------------------------------------
@@ -546,3 +601,38 @@ def test_few_lines_are_long() -> None:
 
 def test_a_long_line_is_counted() -> None:
     assert long_lines("x" * 100 + "\n" + "x" * 101) == 1
+
+
+# ---- language --------------------------------------------------------------------------------
+
+# Phrases that are not English, or need a second reading, each with what is meant.
+ODD = {
+    r"leaves? it away|left away": "omitted",
+    r"\banew\b": "again, re-estimated",
+    r"(?<!there )is no (file|folder|number|tensor|module|option)\b": "is not a …",
+    r"[Ss]o many (of|positions|bytes|inputs|units|samples|rows)\b": "this many",
+    r"handed through": "passed through",
+    r"\blest\b": "so that … not",
+    r"\bbeside (that|others|what|the (paper|other|rest))\b": "besides, next to, compared with",
+}
+
+
+def odd_phrases(text: str) -> list[str]:
+    """Phrases of the table in a text, each with what to write instead."""
+    text = " ".join(text.split())
+    return [f"{m[0]!r}: {better}" for odd, better in ODD.items() for m in re.finditer(odd, text)]
+
+
+def test_the_english_is_plain() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *LIBRARY.rglob("*.html")]
+    texts = {path: path.read_text() for path in (*pages, *LIBRARY.rglob("*.py"))}
+    texts |= {path: path.read_text() for path in PAPER.rglob("*.py")}
+    texts = {p: t for p, t in texts.items() if not p.name.startswith("results-")}  # made by scripts
+    found = {str(p.relative_to(ROOT)): odd_phrases(text) for p, text in texts.items()}
+    found = {path: phrases for path, phrases in found.items() if phrases}
+    assert not found, f"say it in plain English: {found}"
+
+
+def test_odd_phrases_are_found() -> None:
+    assert odd_phrases("where it is\n    no file") == ["'is no file': is not a …"]
+    assert not odd_phrases("there is no file")

@@ -309,7 +309,7 @@ def wrong(tmp_path: Path) -> dict[str, tuple[str, str]]:
         "b.csv": ("x,x\n1,2\n", "a different name for every column"),
         "c.csv": (
             "x,y\n1,2\n3\n",
-            "line 3 of .* has 1 cells, the first line 2; give every line as many",
+            "line 3 of .* has 1 cells, the first line 2; give every line the same number",
         ),
         "d.csv": ("x,y\n", "holds no record"),
         "e.csv": ("x,z\n1,2\n,3\n", "column 'x' of .* does not hold a number in every row"),

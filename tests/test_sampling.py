@@ -14,8 +14,9 @@ from torch import nn
 from views import setting_of, views
 
 import subprune
-from subprune.budget.goal import Limit, Rounding
+from subprune.budget.goal import Limit
 from subprune.budget.sampling import by_sampling, sensitivities
+from subprune.budget.space import BudgetSpace
 from subprune.data.batches import batches
 from subprune.errors import BudgetError
 from subprune.select.selector import View
@@ -147,7 +148,7 @@ def test_budgets_meet_the_target_and_share_one_error(compression: float) -> None
     cost = CostModel(model, calibration.structure)
     own = sensitivities(setting_of(calibration, groups))
     target = Limit("params", int(cost.params({}) / compression), "test")
-    counts = by_sampling(groups, own, cost, target, Rounding())
+    counts = by_sampling(BudgetSpace(groups=groups, cost=cost, limit=target), own)
     assert cost.params(counts) <= target.most
     assert all(
         cost.params({**counts, g.name: counts[g.name] + 1}) > target.most

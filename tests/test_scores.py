@@ -12,6 +12,7 @@ from views import recipe_of, setting_of, views
 import subprune
 from subprune.budget.goal import Limit, Rounding
 from subprune.budget.score import by_score, top_fraction
+from subprune.budget.space import BudgetSpace
 from subprune.data.batches import batches
 from subprune.errors import BudgetError, DataError, OptionError
 from subprune.loop.looks import comparable_scores
@@ -86,7 +87,9 @@ def test_a_target_is_filled_with_the_best_units() -> None:
     full = cost.params({})
     sizes = []
     for limit in range(cost.params({"0": 1, "2": 1}), full + 1):
-        counts = by_score(groups, own, cost, Limit("params", limit, "test"), Rounding())
+        counts = by_score(
+            BudgetSpace(groups=groups, cost=cost, limit=Limit("params", limit, "test")), own
+        )
         assert cost.params(counts) <= limit
         more = [
             {**counts, g.name: counts[g.name] + 1} for g in groups if counts[g.name] < g.n_units
@@ -95,7 +98,10 @@ def test_a_target_is_filled_with_the_best_units() -> None:
         sizes.append(cost.params(counts))
     assert sizes[-1] == full
     exact = by_score(
-        groups, own, cost, Limit("params", cost.params({"0": 2, "2": 2}), "test"), Rounding()
+        BudgetSpace(
+            groups=groups, cost=cost, limit=Limit("params", cost.params({"0": 2, "2": 2}), "test")
+        ),
+        own,
     )
     assert exact == {"0": 2, "2": 2}
 
@@ -111,8 +117,9 @@ def test_equal_scores_go_to_the_earlier_group() -> None:
 
 def test_scores_must_be_there_and_be_numbers() -> None:
     groups, cost, own = ladder()
+    space = BudgetSpace(groups=groups, cost=cost, limit=Limit("params", 50, "test"))
     with pytest.raises(DataError, match="finite"):
-        by_score(groups, {**own, "0": own["0"] / 0}, cost, Limit("params", 50, "test"), Rounding())
+        by_score(space, {**own, "0": own["0"] / 0})
     net = NETS["plain"]
     with pytest.raises(OptionError, match=r"allocate='score' needs scores.*act-grad"):
         subprune.prune(

@@ -105,8 +105,8 @@ def test_shapes_lean_and_lie_between_the_extremes() -> None:
     calibration = Calibration.of(model, batches(digits(64), model))
     demand = demand_of(calibration, "balanced", Goal(compression=4))
     orders = curves(demand.setting, demand.recipe)
-    how = (demand.groups, orders, demand.cost, demand.limit, demand.rounding)
-    even = even_share(demand.groups, demand.cost, demand.limit, demand.rounding)
+    how = (demand.space, orders)
+    even = even_share(demand.space)
     flat = by_balance(*how, Shape(mix=0.0))
     assert all(abs(flat[name] - k) <= max(2, 0.1 * k) for name, k in even.items())
     names = [g.name for g in demand.groups]

@@ -12,6 +12,7 @@ import torch
 import zoo_attention as attn
 from torch import Tensor, nn
 from zoo import ZOO, clone, flops, gap, run, some_units
+from zoo_odd import Uneven
 
 from subprune.cutting.attention import NarrowMultiheadAttention
 from subprune.cutting.masking import keep_mask, mask
@@ -120,15 +121,6 @@ def test_many_budgets_at_once() -> None:
 
 def test_units_of_different_size_need_to_be_named() -> None:
     """A flattened pad: some units reach the consumer by more columns than others."""
-
-    class Uneven(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(9, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.fc1(x)
-            return self.fc2(torch.cat([y, y[:, :3]], 1))
 
     model, x = Uneven(), torch.randn(3, 4)
     structure = find_groups(model, x)

@@ -158,7 +158,7 @@ UNFIT: dict[str, tuple[dict[str, np.ndarray], str]] = {
     ),
     "several": (
         {"a": np.zeros((5, 3, 8, 8)), "b": np.zeros((5, 2))},
-        "arrays a, b are handed on as they are",
+        "arrays a, b are passed on as they are",
     ),
 }
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from test_transformers_models import CACHE, COMMON
 from torch import Tensor, nn
 from zoo import ZOO, clone, gap, run, some_units
-from zoo_odd import Noisy
+from zoo_odd import Noisy, Uneven
 from zoo_stubborn import STUBBORN, HardCoded, Parts, Wide
 
 import subprune
@@ -504,15 +504,6 @@ def test_too_few_units_of_such_a_group_are_refused_before_the_work() -> None:
 
 
 def test_no_message_sends_the_user_to_an_internal_function() -> None:
-    class Uneven(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(9, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.fc1(x)
-            return self.fc2(torch.cat([y, y[:, :3]], 1))
-
     model, x = Uneven(), torch.randn(3, 4)
     cost = CostModel(model, find_groups(model, x))
     with pytest.raises(BudgetError) as error:

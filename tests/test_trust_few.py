@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from zoo_odd import Massive
 
 import subprune
-from subprune.budget.goal import Limit, Rounding
+from subprune.budget.goal import Limit
 from subprune.budget.hulls import by_knapsack
 from subprune.budget.mean import LEAST_SHARE, by_balance, even_share
+from subprune.budget.space import BudgetSpace
 from subprune.data.batches import batches
 from subprune.data.division import folded
 from subprune.errors import OptionError
@@ -393,12 +394,12 @@ def test_a_group_with_few_strong_directions_keeps_its_part(share: float) -> None
     curves = {g.name: peaked if i == 0 else flat for i, g in enumerate(groups)}
     cost = CostModel(model, structure)
     target = Limit("params", int(share * cost.params({})), f"params={share:.0%}")
-    counts = by_balance(groups, curves, cost, target, Rounding())
-    even = even_share(groups, cost, target, Rounding())
+    counts = by_balance(BudgetSpace(groups=groups, cost=cost, limit=target), curves)
+    even = even_share(BudgetSpace(groups=groups, cost=cost, limit=target))
     assert all(counts[g.name] >= int(LEAST_SHARE * even[g.name]) for g in groups)
     assert counts[groups[0].name] <= even[groups[0].name]  # the curves still have their say
     assert target.fits(cost, counts)
-    bare = by_knapsack(groups, curves, cost, target, Rounding())
+    bare = by_knapsack(BudgetSpace(groups=groups, cost=cost, limit=target), curves)
     # what must not happen by default
     assert bare[groups[0].name] < int(LEAST_SHARE * even[groups[0].name])
 
@@ -445,5 +446,5 @@ def test_three_heads_are_not_the_first_to_lose_one() -> None:
     curves = {g.name: curve([1 - k / g.n_units for k in range(g.n_units + 1)]) for g in groups}
     cost = CostModel(model, structure)
     target = Limit("params", int(0.8 * cost.params({})), "params=80%")
-    counts = by_balance(groups, curves, cost, target, Rounding())
+    counts = by_balance(BudgetSpace(groups=groups, cost=cost, limit=target), curves)
     assert counts[groups[0].name] == 3

@@ -27,6 +27,18 @@ class Twice(nn.Module):
         return self.last(F.relu(self.middle(F.relu(self.middle(x)))))
 
 
+class Uneven(nn.Module):
+    """The first three of six units are read by two columns each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(9, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.fc1(x)
+        return self.fc2(torch.cat([y, y[:, :3]], 1))
+
+
 class SharedHead(nn.Module):
     """One head reads two features in turn: it can be cut, but not refitted."""
 

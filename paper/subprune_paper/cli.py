@@ -206,7 +206,7 @@ def status(config: ConfigArgument, output: OutputOption = None, only: OnlyOption
 
 @app.command(epilog="Example: subprune experiment report lenet-mnist --output results/lenet-mnist")
 def report(config: ConfigArgument, output: OutputOption = None, only: OnlyOption = None) -> None:
-    """Tables and figures beside the paper's: report.html, figures as PNG, tables as CSV."""
+    """Tables and figures next to the paper's: report.html, figures as PNG, tables as CSV."""
     from subprune_paper.figures import can_draw
     from subprune_paper.page import write_report
 

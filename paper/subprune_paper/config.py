@@ -73,7 +73,7 @@ class Config:
             on MNIST, 1e-16 on CIFAR-10.
         test: test images to measure top-1 on; 0 means all.
         finetune_epochs: 0 means as in the paper.
-        modules: Python files, beside the TOML file, that register methods or models of your own.
+        modules: Python files, next to the TOML file, that register methods or models of your own.
         memory: GB one worker needs; decides how many run at once.
         paper_model: name of the network in the paper's tables; "" if they have no such rows.
         paper_dense: the paper's dense top-1.
@@ -199,7 +199,7 @@ def read_config(name: str | Path) -> Config:
         file = path.parent / str(module)
         if not file.is_file():
             raise DataError(
-                f"modules names {module!r}, and {file} is not a file; put it beside the TOML file."
+                f"modules names {module!r}, and {file} is not a file; put it next to the TOML file."
             )
         sources.append((file.stem, file.read_text(encoding="utf-8")))
     try:

@@ -130,7 +130,7 @@ class Job:
 def cells_of(config: Config) -> list[Cell]:
     """All cells of the grid, each once: no fine-tuning, seeds or methods for the dense network.
 
-    The dense network is always among them, since everything is reported beside it.
+    The dense network is always among them, since everything is compared with it.
     """
     cells: dict[str, Cell] = {}
     for value in config.values if 1 in config.values else (1, *config.values):

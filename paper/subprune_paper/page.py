@@ -1,5 +1,5 @@
 """One HTML page with everything in it: plots whose legend switches methods on and off, tables
-beside the paper's.
+next to the paper's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Means over seeds beside the paper's numbers, as data and as CSV."""
+"""Means over seeds next to the paper's numbers, as data and as CSV."""
 
 from __future__ import annotations
 

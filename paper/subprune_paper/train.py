@@ -103,7 +103,7 @@ def _checked_output(output: Path) -> Path:
 def metadata(
     plan: TrainingRecipe, seed: int, history: list[Epoch], correct: int, test: Images
 ) -> dict[str, str]:
-    """What is written beside the weights, all as text: how they were made and what they reach."""
+    """What is written with the weights, all as text: how they were made and what they reach."""
     return {
         "format": "subprune-weights-1",
         "model": plan.model,

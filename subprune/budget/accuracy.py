@@ -18,7 +18,6 @@ from torch import Tensor
 
 from subprune.budget.cache import Cache
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.data.tokens import IGNORED
 from subprune.errors import DataError
 from subprune.loop.looks import looks
@@ -28,12 +27,13 @@ from subprune.messages import Message
 from subprune.statistics.runs import Passage, Run
 
 if TYPE_CHECKING:
+    from subprune.budget.goal import Counts
+    from subprune.budget.space import BudgetSpace
     from subprune.fit.fit import Fit
     from subprune.loop.recipe import Recipe
     from subprune.loop.visits import Tick, Visit
     from subprune.select.selector import Setting
     from subprune.statistics.calibration import Calibration
-    from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
 __all__ = [
@@ -61,7 +61,7 @@ class EqualAgreement(Allocator):
 
     def counts(self, demand: Demand) -> Counts:
         curves = demand.remember(self.name, lambda: self._curves(demand))
-        return equal_accuracy(demand.groups, curves, demand.cost, demand.limit, demand.rounding)
+        return equal_accuracy(demand.space, curves)
 
     def _curves(self, demand: Demand) -> dict[str, AccuracyCurve]:
         verification = demand.verification or demand.calibration.whole()
@@ -149,6 +149,8 @@ def accuracy_curves(
     predictions = verification.start().answers(reading.classes)
     answers = _labels(verification, predictions) if labels else predictions
     right_answers = _that_count(verification, reading, answers)
+    # The calibration run ranks the groups one after another; the verification run goes along, and
+    # is finished from each group once for every number of units.
     probe = _Probe(
         verification,
         missing,
@@ -217,8 +219,8 @@ def _that_count(
         shape = program.values[program.answer].shape
         where = answered(shape, batch, reading, program)
         if where is not None and reading.dim is not None:
-            own = where.amax(reading.dim) if reading.dim < len(shape) else where
-            right = right.masked_fill(~own.expand(right.shape), IGNORED)
+            valid = where.amax(reading.dim) if reading.dim < len(shape) else where
+            right = right.masked_fill(~valid.expand(right.shape), IGNORED)
         marked.append(right)
     return marked
 
@@ -261,11 +263,8 @@ def _labels(verification: Calibration, answers: Sequence[Tensor]) -> list[Tensor
 
 
 def equal_accuracy(
-    groups: Sequence[Group],
+    space: BudgetSpace,
     curves: Mapping[str, AccuracyCurve],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Counts:
     """The highest common accuracy that meets the goal; what is left goes to the largest fraction
@@ -276,6 +275,8 @@ def equal_accuracy(
     nothing. A small group's fraction may be well above its share of units (1 of 6 units stands for
     the fraction 0.2), and counts when the rest is distributed.
     """
+    # By group: the numbers of units that were measured, and the accuracy at each, never falling.
+    groups = space.groups
     steps = {g.name: (0, *curves[g.name].counts) for g in groups}
     smooth = {g.name: curves[g.name].monotone(g.n_units)[list(steps[g.name])] for g in groups}
     levels = np.unique(np.concatenate(list(smooth.values())))
@@ -284,11 +285,11 @@ def equal_accuracy(
         first = {
             name: int(np.searchsorted(values, level - 1e-12)) for name, values in smooth.items()
         }
-        return {g.name: rounding.of(g).up(steps[g.name][first[g.name]], g.n_units) for g in groups}
+        return {g.name: space.up(g, steps[g.name][first[g.name]]) for g in groups}
 
-    counts = largest([0.0, *levels.tolist()], at, cost, limit)
+    counts = space.largest([0.0, *levels.tolist()], at)
     chosen = {g.name: _fraction(counts[g.name], g.n_units, fractions) for g in groups}
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: chosen[g.name])
+    return space.fill(counts, lambda g, k: chosen[g.name])
 
 
 def _fraction(k: int, units: int, fractions: Sequence[float]) -> float:

@@ -24,4 +24,4 @@ class Balanced(Allocator):
 
     def counts(self, demand: Demand) -> Counts:
         orders = demand.outcome(curves, clip=CLIP)
-        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
+        return by_balance(demand.space, orders)

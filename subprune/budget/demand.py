@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from subprune.budget.explicit import explicit, fractions, shares
 from subprune.budget.goal import Counts, Goal, Limit, Rounding
+from subprune.budget.space import BudgetSpace
 from subprune.budget.ties import Ties
 
 if TYPE_CHECKING:
@@ -83,6 +84,13 @@ class Demand:
     def limit(self) -> Limit:
         """What the whole model may cost."""
         return self.goal.limit(self.cost, self.calibration.batches[0].size)
+
+    @property
+    def space(self) -> BudgetSpace:
+        """The budgets to choose from."""
+        return BudgetSpace(
+            groups=self.groups, cost=self.cost, limit=self.limit, rounding=self.rounding
+        )
 
     def remember(self, key: Any, look: Callable[[], Outcome]) -> Outcome:
         """What the look gave when it was first made."""

@@ -69,7 +69,7 @@ def explicit(
 
 
 def shares(groups: Sequence[Group], keep: Shares) -> dict[str, float]:
-    """The fraction of units that each group keeps; 1 where nothing was said of it.
+    """The fraction of units that each group keeps; 1 where nothing was said about it.
 
     A mapping names groups, modules that hold their layers, wildcards, or kinds of groups. What says
     most of a group decides: its own name, then the longest wildcard or module, then its kind, then
@@ -90,7 +90,7 @@ def shares(groups: Sequence[Group], keep: Shares) -> dict[str, float]:
 
 
 def meant(key: str, groups: Sequence[Group]) -> list[str]:
-    """The groups that a key of `keep` speaks of."""
+    """The groups that a key of `keep` refers to."""
     return [g.name for g in groups if _fitness(key, g)[0]]
 
 

@@ -19,7 +19,7 @@ __all__ = ["Felt"]
 
 @dataclass(frozen=True)
 class Felt(Allocator):
-    """As balanced, with errors as much as the model's output feels them, and relative ones alike.
+    """As balanced, with felt errors (as much as the model's output feels them) and relative ones.
 
     Felt errors alone take too many heads from an encoder, relative ones alone ruin a small vision
     transformer at a quarter of its size; half of each was near the better of the two on both, and
@@ -30,10 +30,9 @@ class Felt(Allocator):
     name: ClassVar[str] = "output"
     looks_at: ClassVar[str] = "the error curves of the dense model, and gradients of its output"
     needs_metric: ClassVar[bool] = True
-    # Of felt errors, beside errors relative to what a layer gives; and how far budgets lie from equal
-    # fractions, towards the smallest sum of errors. None: as is usual for such a model.
-    share: float | None = None
-    mix: float | None = None
+    # None: as is usual for such a model.
+    share: float | None = None  # of felt errors; the rest are relative to what a layer gives
+    mix: float | None = None  # from equal fractions (0) to the smallest sum of errors (1)
 
     def __post_init__(self) -> None:
         for name, value in (("share", self.share), ("mix", self.mix)):
@@ -46,4 +45,4 @@ class Felt(Allocator):
         shape = usual_shape(demand)
         shape = shape if self.share is None else replace(shape, absolute=self.share)
         shape = shape if self.mix is None else replace(shape, mix=self.mix)
-        return by_balance(demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape)
+        return by_balance(demand.space, orders, shape)

@@ -1,9 +1,9 @@
-"""What is asked for, what the pruned model may cost, and the search that fills it."""
+"""What is asked for, and what the pruned model may cost."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
-__all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount", "fill", "largest"]
+__all__ = ["Goal", "Limit", "Part", "Rounding", "Shares", "amount"]
 
 Counts = dict[str, int]
 Part = Literal["model", "blocks"]
-"""What a goal speaks of: all of the model, or what lies between its tables and its last layer."""
+"""What a goal refers to: all of the model, or what lies between its tables and its last layer."""
 # the fraction of units to keep: one for all groups, or by kind, name or wildcard
 Shares = float | Mapping[str, str | float]
 
@@ -57,7 +57,7 @@ def _wrong_amount(name: str, allowed: str, value: object) -> BudgetError:
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on the parameters or FLOPs of the whole model, or of its blocks; and others beside it,
+    """A limit on the parameters or FLOPs of the whole model, or of its blocks; and others besides,
     where several are to be met at once.
     """
 
@@ -218,6 +218,7 @@ class Rounding:
 
     def of(self, group: Group) -> Rounding:
         """What holds for this group."""
+        # multiples of what is asked for, and of what the model's code takes
         step = math.lcm(self.to, self.own.get(group.name, 1))
         possible = self.allowed.get(group.name, ())
         fitting = tuple(k for k in possible if k % step == 0 and k >= group.least)
@@ -250,43 +251,3 @@ class Rounding:
         if self.numbers:
             return min(n, self.numbers[0])
         return min(n, -(-self.floor // self.to) * self.to)
-
-
-def largest(
-    levels: Sequence[float], counts_at: Callable[[float], Counts], cost: CostModel, limit: Limit
-) -> Counts:
-    """The counts of the last level that fits; levels are ordered from the smallest model to the
-    largest.
-    """
-    low, high = 0, len(levels) - 1
-    limit.check(cost, counts_at(levels[0]))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if limit.fits(cost, counts_at(levels[middle])):
-            low = middle
-        else:
-            high = middle - 1
-    return counts_at(levels[low])
-
-
-def fill(
-    counts: Counts,
-    groups: Sequence[Group],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    urgency: Callable[[Group, int], float],
-) -> Counts:
-    """Add units, most urgent group first, until not one more fits: the largest model within the
-    goal.
-    """
-    result = dict(counts)
-    open_ = {g.name: g for g in groups if result[g.name] < g.n_units}
-    while open_:
-        group = max(open_.values(), key=lambda g: urgency(g, result[g.name]))
-        more = {**result, group.name: rounding.of(group).next(result[group.name], group.n_units)}
-        if limit.fits(cost, more):
-            result = more
-        if result is not more or more[group.name] >= group.n_units:
-            del open_[group.name]
-    return result

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from subprune.budget.goal import Counts, Limit, Rounding, fill
-
 if TYPE_CHECKING:
+    from subprune.budget.goal import Counts, Limit, Rounding
+    from subprune.budget.space import BudgetSpace
     from subprune.select.keep_order import KeepOrder
     from subprune.structure.cost import CostModel
-    from subprune.structure.groups import Group
 
 __all__ = ["by_knapsack", "falling"]
 
 
 def by_knapsack(
-    groups: Sequence[Group],
-    curves: Mapping[str, KeepOrder],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    *,
-    absolute: bool = False,
+    space: BudgetSpace, curves: Mapping[str, KeepOrder], *, absolute: bool = False
 ) -> Counts:
     """The smallest sum of input changes that the target allows, relative to each layer's or not.
 
@@ -32,14 +25,14 @@ def by_knapsack(
     that adds least error for what it saves, with savings counted again, since they depend on the
     neighbours' widths.
     """
-    errors = {g.name: falling(curves[g.name], absolute) for g in groups}
-    hulls = {g.name: _hull(errors[g.name], rounding.of(g)) for g in groups}
-    counts = {g.name: g.n_units for g in groups}
-    limit.check(cost, {g.name: hulls[g.name][0][0] for g in groups})
+    errors = {g.name: falling(curves[g.name], absolute) for g in space.groups}
+    hulls = {g.name: _hull(errors[g.name], space.rounding.of(g)) for g in space.groups}
+    counts = {g.name: g.n_units for g in space.groups}
+    space.check({name: hull[0][0] for name, hull in hulls.items()})
     at = {name: len(hull) - 1 for name, hull in hulls.items()}
-    for one in limit.each:  # what is met stays met: models only become smaller
-        _descend(hulls, at, counts, cost, one)
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
+    for limit in space.limit.each:  # what is met stays met: models only become smaller
+        _descend(hulls, at, counts, space.cost, limit)
+    return space.fill(counts, lambda g, k: float(errors[g.name][k]))
 
 
 def _descend(
@@ -52,6 +45,7 @@ def _descend(
     """Go down the hulls until one limit is met; changes `counts`, and where each group is `at`."""
     size = limit.size(cost, counts)
     while size > limit.most:
+        # Of every group, one step down its hull: error added for each parameter or FLOP saved.
         steps = []
         for name, i in at.items():
             if i > 0:
@@ -80,6 +74,7 @@ def _hull(errors: np.ndarray, rounding: Rounding, points: int = 128) -> list[tup
     n = len(errors) - 1
     step = max(1, n // points)
     allowed = sorted({rounding.up(k, n) for k in range(1, n + 1, step)} | {n})
+    # Points come from the left; one that lies above the line past it is no corner of the hull.
     hull: list[tuple[int, float]] = []
     for k in allowed:
         hull.append((k, float(errors[k])))

@@ -24,4 +24,4 @@ class Knapsack(Allocator):
 
     def counts(self, demand: Demand) -> Counts:
         orders = demand.outcome(curves)
-        return by_knapsack(demand.groups, orders, demand.cost, demand.limit, demand.rounding)
+        return by_knapsack(demand.space, orders)

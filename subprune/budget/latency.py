@@ -2,7 +2,7 @@
 asked.
 
 Latency depends on widths only, not on which units stay, so candidates are cut without any
-statistics and timed beside the dense model; the budget rule divides each candidate's FLOPs by
+statistics and timed alongside the dense model; the budget rule divides each candidate's FLOPs by
 the same error curves. The winner is timed once more, longer: of many candidates the best is often
 one that was lucky.
 """
@@ -26,7 +26,7 @@ from subprune.messages import Message
 
 __all__ = ["LatencyGoal", "by_latency"]
 
-TRIALS = LATENCY_STEPS - 2  # beside the smallest model, and the winner once more
+TRIALS = LATENCY_STEPS - 2  # besides the smallest model, and the winner once more
 _MARGIN = 0.97  # clocks scatter: aim a little lower than asked
 _REPEATS, _CONFIRM_REPEATS, _SECONDS = 20, 40, 3.0
 
@@ -85,6 +85,7 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
         demand.say("timing what the other limits leave")
         if goal.met(*timed(counts, _CONFIRM_REPEATS), margin=_MARGIN):
             return counts
+    # Halving the interval of shares of FLOPs: below `low` calls were quick enough, above `high` not.
     low, high = demand.cost.at_most("flops", smallest) / max(1, demand.cost.flops({})), 1.0
     fitting = [smallest]
     for _ in range(TRIALS):
@@ -96,6 +97,7 @@ def _search(demand: Demand, goal: LatencyGoal, timed: Timer) -> Counts:
             low = share
         else:
             high = share
+    # The largest candidate is timed more often; if it does not hold, the next smaller one is.
     while len(fitting) > 1:
         demand.say("timing the chosen widths again")
         if goal.met(*timed(fitting[-1], _CONFIRM_REPEATS)):

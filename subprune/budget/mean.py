@@ -12,21 +12,21 @@ of few large units (three heads) are not the first to lose one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.budget.hulls import by_knapsack, falling
 from subprune.measure.answers import read_program
 from subprune.statistics.metric import draws_answers
 
 if TYPE_CHECKING:
     from subprune.budget.demand import Demand
+    from subprune.budget.goal import Counts
+    from subprune.budget.space import BudgetSpace
     from subprune.select.keep_order import KeepOrder
-    from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
 __all__ = ["CLIP", "LEAST_SHARE", "Shape", "by_balance", "even_share", "usual_shape"]
@@ -68,67 +68,51 @@ def usual_shape(demand: Demand) -> Shape:
     return Shape(absolute=1.0, mix=1.0) if informed else Shape(absolute=0.5)
 
 
-def by_balance(
-    groups: Sequence[Group],
-    curves: Mapping[str, KeepOrder],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    shape: Shape = _EVEN,
-) -> Counts:
+def by_balance(space: BudgetSpace, curves: Mapping[str, KeepOrder], shape: Shape = _EVEN) -> Counts:
     """Widths of a shape between the knapsack's and equal fractions, scaled to the goal."""
-    even = even_share(groups, cost, limit, rounding)
-    means = _means(groups, curves, cost, limit, rounding, shape, even)
+    even = even_share(space)
+    means = _means(space, curves, shape, even)
 
+    # Widths are `factor` times the means, none below its least share of the even ones; the largest
+    # factor that meets the goal is taken.
     def width(group: Group, factor: float) -> int:
-        n, steps = group.n_units, rounding.of(group)
-        share = LEAST_OF_FEW if n < FEW else LEAST_SHARE
-        least = min(even[group.name], steps.up(math.ceil(share * even[group.name]), n))
-        return max(least, steps.down(round(factor * means[group.name]), n))
+        share = LEAST_OF_FEW if group.n_units < FEW else LEAST_SHARE
+        least = min(even[group.name], space.up(group, math.ceil(share * even[group.name])))
+        return max(least, space.down(group, round(factor * means[group.name])))
 
     def at(factor: float) -> Counts:
-        return {g.name: width(g, factor) for g in groups}
+        return {g.name: width(g, factor) for g in space.groups}
 
-    errors = {g.name: falling(curves[g.name], shape.absolute >= 0.5) for g in groups}
-    counts = largest(_LEVELS, at, cost, limit)
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(errors[g.name][k]))
+    errors = {g.name: falling(curves[g.name], shape.absolute >= 0.5) for g in space.groups}
+    counts = space.largest(_LEVELS, at)
+    return space.fill(counts, lambda g, k: float(errors[g.name][k]))
 
 
 def _means(
-    groups: Sequence[Group],
-    curves: Mapping[str, KeepOrder],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    shape: Shape,
-    even: Counts,
+    space: BudgetSpace, curves: Mapping[str, KeepOrder], shape: Shape, even: Counts
 ) -> dict[str, float]:
     """The widths of a shape before they are scaled."""
+    # The logarithm of a weighted geometric mean is the weighted mean of logarithms: first of the
+    # knapsacks by relative and by absolute errors, then of that and equal fractions.
     kinds = {False: 1 - shape.absolute, True: shape.absolute}
     cheapest = {
-        absolute: by_knapsack(groups, curves, cost, limit, rounding, absolute=absolute)
+        absolute: by_knapsack(space, curves, absolute=absolute)
         for absolute, weight in kinds.items()
         if weight > 0
     }
-    last = max(1, len(groups) - 1)
+    last = max(1, len(space.groups) - 1)
     means = {}
-    for i, group in enumerate(groups):
+    for i, group in enumerate(space.groups):
         logs = sum(kinds[a] * math.log(counts[group.name]) for a, counts in cheapest.items())
         mean = (1 - shape.mix) * math.log(even[group.name]) + shape.mix * logs
         means[group.name] = math.exp(mean + shape.tilt * (2 * i / last - 1))
     return means
 
 
-def even_share(
-    groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
-) -> Counts:
+def even_share(space: BudgetSpace) -> Counts:
     """The largest common fraction that meets the goal, in every group rounded up."""
-    levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:
-        return {
-            g.name: rounding.of(g).up(math.ceil(level * g.n_units - 1e-9), g.n_units)
-            for g in groups
-        }
+        return {g.name: space.up(g, math.ceil(level * g.n_units - 1e-9)) for g in space.groups}
 
-    return largest(levels, at, cost, limit)
+    return space.largest(space.fractions, at)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts, Limit, Rounding, fill
 from subprune.loop.tour import Tour
 from subprune.select.sensitivity import DELTA, Sensitivity, distinct, sensitivity
 from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
+    from subprune.budget.goal import Counts
+    from subprune.budget.space import BudgetSpace
     from subprune.loop.visits import Tick
     from subprune.select.selector import Setting
-    from subprune.structure.cost import CostModel
     from subprune.structure.groups import Group
 
 __all__ = ["SampleSize", "by_sampling", "sensitivities"]
@@ -38,9 +38,7 @@ class SampleSize(Allocator):
         measured = demand.remember(
             "sensitivities", lambda: sensitivities(demand.setting, tick=demand.tick)
         )
-        return by_sampling(
-            demand.groups, measured, demand.cost, demand.limit, demand.rounding, self.delta
-        )
+        return by_sampling(demand.space, measured, self.delta)
 
 
 def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[str, Sensitivity]:
@@ -54,12 +52,7 @@ def sensitivities(setting: Setting, *, tick: Tick = lambda group: None) -> dict[
 
 
 def by_sampling(
-    groups: Sequence[Group],
-    sensitivities: Mapping[str, Sensitivity],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-    delta: float = DELTA,
+    space: BudgetSpace, sensitivities: Mapping[str, Sensitivity], delta: float = DELTA
 ) -> Counts:
     """As many units as the samples for one common error are expected to hit; the least error that
     fits.
@@ -70,18 +63,13 @@ def by_sampling(
         return distinct(sensitivity.probabilities, sensitivity.draws(10**level, delta))
 
     def at(level: float) -> Counts:
-        return {
-            g.name: rounding.of(g).down(math.ceil(expected(g, level) - 1e-9), g.n_units)
-            for g in groups
-        }
+        return {g.name: space.down(g, math.ceil(expected(g, level) - 1e-9)) for g in space.groups}
 
     low, high = _RANGE  # the largest model and the smallest
-    limit.check(cost, at(high))
-    if limit.fits(cost, at(low)):
+    space.check(at(high))
+    if space.fits(at(low)):
         high = low
-    for _ in range(_STEPS):
+    for _ in range(_STEPS):  # the least error, by halving, whose sample sizes meet the goal
         middle = (low + high) / 2
-        low, high = (low, middle) if limit.fits(cost, at(middle)) else (middle, high)
-    return fill(
-        at(high), groups, cost, limit, rounding, lambda g, k: (expected(g, low) - k) / g.n_units
-    )
+        low, high = (low, middle) if space.fits(at(middle)) else (middle, high)
+    return space.fill(at(high), lambda g, k: (expected(g, low) - k) / g.n_units)

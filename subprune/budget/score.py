@@ -12,12 +12,12 @@ from torch import Tensor
 
 from subprune.budget.demand import Allocator, Demand
 from subprune.budget.explicit import check_fraction
-from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 from subprune.errors import DataError
 from subprune.loop.looks import comparable_scores
 
 if TYPE_CHECKING:
-    from subprune.structure.cost import CostModel
+    from subprune.budget.goal import Counts, Rounding
+    from subprune.budget.space import BudgetSpace
     from subprune.structure.groups import Group
 
 __all__ = ["Score", "by_score", "top_fraction"]
@@ -38,23 +38,18 @@ class Score(Allocator):
         keep = demand.goal.keep
         if isinstance(keep, int | float):
             return top_fraction(demand.groups, scores, keep, demand.rounding)
-        return by_score(demand.groups, scores, demand.cost, demand.limit, demand.rounding)
+        return by_score(demand.space, scores)
 
 
-def by_score(
-    groups: Sequence[Group],
-    scores: Mapping[str, Tensor],
-    cost: CostModel,
-    limit: Limit,
-    rounding: Rounding,
-) -> Counts:
+def by_score(space: BudgetSpace, scores: Mapping[str, Tensor]) -> Counts:
     """The units with the highest scores, as many as the goal allows;
     at least one in every group.
     """
-    falling = _falling(groups, scores)
-    at = _cut(groups, scores, rounding)
-    counts = largest([float(t) for t in range(sum(g.n_units for g in groups) + 1)], at, cost, limit)
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: float(falling[g.name][k]))
+    falling = _falling(space.groups, scores)
+    at = _cut(space.groups, scores, space.rounding)
+    total = sum(g.n_units for g in space.groups)
+    counts = space.largest([float(t) for t in range(total + 1)], at)
+    return space.fill(counts, lambda g, k: float(falling[g.name][k]))
 
 
 def top_fraction(
@@ -87,6 +82,7 @@ def _cut(
 ) -> Callable[[float], Counts]:
     """Counts of each group among the top t units; equal scores go to the earlier group."""
     falling = _falling(groups, scores)
+    # All units of all groups in one row, by falling score: the group that each belongs to.
     owner = np.repeat(np.arange(len(groups)), [g.n_units for g in groups])
     merged = np.concatenate([falling[g.name] for g in groups])
     ranked = owner[np.argsort(-merged, kind="stable")]

@@ -1,6 +1,6 @@
 """Budgets chosen by what pruned models answer.
 
-Errors of layers say only so much about the answers of a model whose later layers make up for
+The errors of layers only say so much about the answers of a model whose later layers make up for
 earlier ones. Here candidates are walked: pruned and refitted for real, on a part of the inputs, and
 judged by how far their answers are from the dense model's on others. One walk takes about as long
 as one pruning of so few inputs, so candidates come from a family of three knobs
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Search", "divergences"]
 
-# Each knob in turn: what is tried beside the present value.
+# Each knob in turn: what is tried besides the present value.
 TURNS: tuple[Callable[[Shape], Sequence[Shape]], ...] = (
     lambda s: [replace(s, tilt=s.tilt + step) for step in (0.3, -0.3)],
     lambda s: [replace(s, absolute=value) for value in (1.0, 0.0)],
@@ -62,12 +62,11 @@ class Search(Allocator):
         orders = demand.outcome(curves, clip=CLIP, landed=True)
 
         def at(shape: Shape) -> Counts:
-            return by_balance(
-                demand.groups, orders, demand.cost, demand.limit, demand.rounding, shape
-            )
+            return by_balance(demand.space, orders, shape)
 
         trial = _WalkTrial(demand, self.inputs)
         best = usual_shape(demand)  # as the allocator "output" has it
+        # By the widths, since other shapes may lead to the same ones.
         known = {tuple(at(best).values()): trial.apart(demand, at(best))}
         least = next(iter(known.values()))
         for shape in self._shapes(lambda: best):  # noqa: B023 - the best so far is meant
@@ -128,7 +127,7 @@ class _WalkTrial:
 
 
 def _parted(batches: Sequence[Batch], inputs: int | None) -> tuple[list[Batch], list[Batch]]:
-    """So many inputs to fit to, at most half of them; and the others to judge on."""
+    """This many inputs to fit to, at most half of them; and the others to judge on."""
     total = sum(batch.size for batch in batches)
     parts = 2 if inputs is None else max(2, -(-total // inputs))
     pieces, numbers = folded(batches, parts)

@@ -1,7 +1,7 @@
 """Groups that keep the same number of units, and what a look at them gives together.
 
 An allocator that is asked about tied groups sees one of each tie: its error curve is that of all of
-them, a unit more costs what it costs in all of them, and what the allocator says of it holds for
+them, a unit more costs what it costs in all of them, and what the allocator says about it holds for
 all. So no allocator knows of ties.
 """
 
@@ -48,10 +48,10 @@ class Ties:
 
     def rounding(self, rounding: Rounding) -> Rounding:
         """The rounding of the firsts: what suits every group they speak for."""
-        own = dict(rounding.own)
+        steps = dict(rounding.own)
         for first, *others in self.sets:
-            own[first] = math.lcm(*(own.get(name, 1) for name in (first, *others)))
-        return replace(rounding, own=own, allowed={**rounding.allowed, **self.allowed})
+            steps[first] = math.lcm(*(steps.get(name, 1) for name in (first, *others)))
+        return replace(rounding, own=steps, allowed={**rounding.allowed, **self.allowed})
 
     def joined(self, outcome: Any) -> Any:
         """What a look at all groups gave, by name, with one entry for each tie."""
@@ -90,6 +90,8 @@ class Ties:
 def _together(entries: Sequence[Any]) -> Any:
     """One entry for several groups: scores by rank, their mean; curves say it themselves."""
     if isinstance(entries[0], Tensor):
+        # Tied groups keep the same number of units, each its own best ones: the mean of the best
+        # scores, of the second best, and so on.
         falling = [x.sort(descending=True).values for x in entries]
         return torch.stack(falling).mean(dim=0)
     return entries[0].together(entries)

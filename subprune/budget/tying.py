@@ -24,7 +24,7 @@ def tie(
 ) -> Roles:
     """Which of the groups keep the same number of units, and which stay whole.
 
-    named: what the goal speaks of by name. Refused where nothing is left to prune, or what is named
+    named: what the goal refers to by name. Refused where nothing is left to prune, or what is named
     stays whole.
     """
     roles = find_roles(groups, find_fields(model, structure))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from subprune.budget.demand import Allocator, Demand
-from subprune.budget.goal import Counts, Limit, Rounding, fill, largest
 
 if TYPE_CHECKING:
-    from subprune.structure.cost import CostModel
-    from subprune.structure.groups import Group
+    from subprune.budget.goal import Counts
+    from subprune.budget.space import BudgetSpace
 
 __all__ = ["Uniform", "equal_fractions"]
 
@@ -23,17 +21,14 @@ class Uniform(Allocator):
     name: ClassVar[str] = "uniform"
 
     def counts(self, demand: Demand) -> Counts:
-        return equal_fractions(demand.groups, demand.cost, demand.limit, demand.rounding)
+        return equal_fractions(demand.space)
 
 
-def equal_fractions(
-    groups: Sequence[Group], cost: CostModel, limit: Limit, rounding: Rounding
-) -> Counts:
+def equal_fractions(space: BudgetSpace) -> Counts:
     """The largest common fraction that meets the goal; then single units, narrowest group first."""
-    levels = sorted({0.0} | {k / g.n_units for g in groups for k in range(1, g.n_units + 1)})
 
     def at(level: float) -> Counts:
-        return {g.name: rounding.of(g).down(level * g.n_units, g.n_units) for g in groups}
+        return {g.name: space.down(g, level * g.n_units) for g in space.groups}
 
-    counts = largest(levels, at, cost, limit)
-    return fill(counts, groups, cost, limit, rounding, lambda g, k: -k / g.n_units)
+    counts = space.largest(space.fractions, at)
+    return space.fill(counts, lambda g, k: -k / g.n_units)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,23 +18,19 @@ from subprune.options.table import OPTIONS
 
 __all__ = [
     "TABLED",
-    "Column",
-    "Context",
     "Data",
-    "DataDir",
     "Download",
     "Json",
-    "Mean",
     "Model",
     "Preparation",
-    "Resize",
-    "Std",
-    "Tokenizer",
     "Weights",
     "read",
     "text_kind",
     "with_options",
+    "with_reading",
 ]
+
+Command = Callable[..., None]
 
 Model = Annotated[
     str,
@@ -64,62 +61,6 @@ Data = Annotated[
         "mnist-sample, mnist, cifar10.",
     ),
 ]
-_READING = "How images and texts are read"
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Where mnist or cifar10 is (default: $SUBPRUNE_DATA).",
-        rich_help_panel=_READING,
-    ),
-]
-Resize = Annotated[
-    int | None,
-    typer.Option(
-        help="Height and width that images, in folders and arrays, are brought to.",
-        rich_help_panel=_READING,
-    ),
-]
-Mean = Annotated[
-    str,
-    typer.Option(
-        metavar="NUMBERS",
-        help="Subtracted from each channel of images, e.g. 0.485,0.456,0.406.",
-        rich_help_panel=_READING,
-    ),
-]
-Std = Annotated[
-    str,
-    typer.Option(
-        metavar="NUMBERS",
-        help="What each channel is divided by after that, e.g. 0.229,0.224,0.225.",
-        rich_help_panel=_READING,
-    ),
-]
-Tokenizer = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Tokenizer that reads the texts (default: the model's folder, if it has one).",
-        rich_help_panel=_READING,
-    ),
-]
-Column = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Column of a table that holds the texts (default: found by its name).",
-        rich_help_panel=_READING,
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(
-        min=2,
-        help="Tokens in each piece of a text (default: 256).",
-        rich_help_panel=_READING,
-    ),
-]
 Download = Annotated[
     bool,
     typer.Option(
@@ -129,17 +70,73 @@ Download = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 
 
+def _reading(default: Any, help: str, **settings: Any) -> Any:
+    """A field of `Preparation`: its flag, as typer's settings say it."""
+    panel = {"rich_help_panel": "How images and texts are read"}
+    return field(default=default, metadata={"flag": {"help": help, **panel, **settings}})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """How data is found and read, as the flags say it."""
+    """How data is found and read. A field is a flag of every command that takes `with_reading`."""
 
-    data_dir: Path | None = None
-    resize: int | None = None
-    mean: str = ""
-    std: str = ""
-    tokenizer: Path | None = None
-    column: str | None = None
-    context: int | None = None
+    data_dir: Path | None = _reading(
+        None, "Where mnist or cifar10 is (default: $SUBPRUNE_DATA).", metavar="FOLDER"
+    )
+    resize: int | None = _reading(
+        None, "Height and width that images, in folders and arrays, are brought to."
+    )
+    mean: str = _reading(
+        "", "Subtracted from each channel of images, e.g. 0.485,0.456,0.406.", metavar="NUMBERS"
+    )
+    std: str = _reading(
+        "",
+        "What each channel is divided by after that, e.g. 0.229,0.224,0.225.",
+        metavar="NUMBERS",
+    )
+    tokenizer: Path | None = _reading(
+        None,
+        "Tokenizer that reads the texts (default: the model's folder, if it has one).",
+        metavar="FOLDER",
+    )
+    column: str | None = _reading(
+        None,
+        "Column of a table that holds the texts (default: found by its name).",
+        metavar="NAME",
+    )
+    context: int | None = _reading(None, "Tokens in each piece of a text (default: 256).", min=2)
+
+
+def with_reading(**changed: Mapping[str, Any]) -> Callable[[Command], Command]:
+    """A command whose argument `preparation` is made of the flags of `Preparation`.
+
+    changed: by flag, settings that differ for this command.
+    """
+    kinds = typing.get_type_hints(Preparation)
+    flags = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=f.default,
+            annotation=Annotated[
+                kinds[f.name],
+                typer.Option(**{**f.metadata["flag"], **changed.get(f.name, {})}),
+            ],
+        )
+        for f in fields(Preparation)
+    ]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            chosen = {flag.name: given.pop(flag.name) for flag in flags}
+            command(**given, preparation=Preparation(**chosen))
+
+        own = [p for p in _parameters(command) if p.name != "preparation"]
+        _show(call, own, flags)
+        return call
+
+    return decorate
 
 
 TABLED = {name: o for name, o in OPTIONS.items() if o.flag}
@@ -155,16 +152,30 @@ _MORE = {
 """What only the command line has to say."""
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Command) -> Command:
     """A command whose ``**options`` are all flags of the table."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    last = [p.replace(kind=p.KEYWORD_ONLY) for p in own if _panel(p)]
-    parameters = [p for p in own if not _panel(p)]
-    parameters += [_parameter(o) for o in TABLED.values()] + last
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    own = _parameters(command)
+    last = [p for p in own if _panel(p)]
+    first = [p for p in own if not _panel(p) and p.kind is not p.VAR_KEYWORD]
+    _show(command, first, [*map(_parameter, TABLED.values()), *last])
     return command
+
+
+def _parameters(command: Command) -> list[inspect.Parameter]:
+    return list(inspect.signature(command, eval_str=True).parameters.values())
+
+
+def _show(
+    command: Command,
+    own: Sequence[inspect.Parameter],
+    more: Sequence[inspect.Parameter],
+) -> None:
+    """Let typer see these parameters: the command's own, then those that it shares with others."""
+    rest = [p for p in own if p.kind is p.VAR_KEYWORD]  # stands last in a signature
+    first = [p for p in own if p.kind is not p.VAR_KEYWORD]
+    parameters = [*first, *(p.replace(kind=p.KEYWORD_ONLY) for p in more), *rest]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
 
 
 def _panel(p: inspect.Parameter) -> Any:

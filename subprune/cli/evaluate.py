@@ -24,6 +24,13 @@ def register(app: typer.Typer) -> None:
     app.command("eval", epilog=EXAMPLES)(evaluate)
 
 
+@a.with_reading(
+    context={
+        "help": "Tokens of a window of text (default: 1024, or what the model takes).",
+        "min": None,  # the evaluation says what is allowed
+        "rich_help_panel": None,  # listed with those of the windows
+    }
+)
 def evaluate(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="As for --model of subprune prune.")
@@ -45,11 +52,6 @@ def evaluate(
     dense_weights: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Its weights, as --weights.")
     ] = None,
-    tokenizer: a.Tokenizer = None,
-    context: Annotated[
-        int | None,
-        typer.Option(help="Tokens of a window of text (default: 1024, or what the model takes)."),
-    ] = None,
     stride: Annotated[
         int | None, typer.Option(help="Tokens between windows (default: those of a window).")
     ] = None,
@@ -60,13 +62,10 @@ def evaluate(
     n_samples: Annotated[
         int | None, typer.Option(help="How many inputs are used (default: all).")
     ] = None,
-    data_dir: a.DataDir = None,
-    resize: a.Resize = None,
-    mean: a.Mean = "",
-    std: a.Std = "",
-    column: a.Column = None,
     download: a.Download = False,
     json: a.Json = False,
+    *,
+    preparation: a.Preparation,
 ) -> None:
     """Measure a model: perplexity of texts, top-1 and top-5 with labels, agreement with another.
 
@@ -77,15 +76,7 @@ def evaluate(
     print_evaluation(
         models=((model, weights), (dense, dense_weights)),
         data=data,
-        preparation=a.Preparation(
-            data_dir=data_dir,
-            resize=resize,
-            mean=mean,
-            std=std,
-            tokenizer=tokenizer,
-            column=column,
-            context=context,
-        ),
+        preparation=preparation,
         text=Text(stride, tokens, skip),
         n_samples=n_samples,
         download=download,

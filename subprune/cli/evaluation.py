@@ -43,7 +43,7 @@ def print_evaluation(
     download: bool,
     json: bool,
 ) -> None:
-    """Measure the first model, beside the second if there is one, and print the figures."""
+    """Measure the first model, and compare it with the second if there is one, and print the figures."""
     (model, weights), (dense, dense_weights) = models
     assert model is not None
     loaded = load(model, weights, download=download)

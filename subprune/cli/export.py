@@ -84,7 +84,7 @@ def _saved_model(path: Path) -> Path:
 
 
 def _add_to_report(path: Path, done: tuple[Exported, ...]) -> None:
-    """The report beside the model, if there is one, gets the new files."""
+    """The report next to the model, if there is one, gets the new files."""
     from subprune.report.figures import Report
 
     if not path.is_file():

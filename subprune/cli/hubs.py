@@ -203,7 +203,7 @@ def _offline() -> Iterator[None]:
 
 
 def _processor(transformers: Any, place: str, where: Mapping[str, bool]) -> Prepare | None:
-    """The preprocessing that lies beside the model, if it takes images; it is not needed for other
+    """The preprocessing that is stored with the model, if it takes images; it is not needed for other
     data.
     """
     if not (Path(place) / "preprocessor_config.json").is_file() and Path(place).is_dir():

@@ -28,15 +28,14 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=EXAMPLES)(inspect)
 
 
+@a.with_reading()
 def inspect(
     model: a.Model,
     data: a.Data,
     weights: a.Weights = None,
-    data_dir: a.DataDir = None,
-    resize: a.Resize = None,
-    tokenizer: a.Tokenizer = None,
-    column: a.Column = None,
     json: a.Json = False,
+    *,
+    preparation: a.Preparation,
 ) -> None:
     """Show what can be pruned in a model, what each unit costs, and why the rest cannot go."""
     from subprune.cli.data import DataChoice, load_data
@@ -46,8 +45,7 @@ def inspect(
 
     loaded = load(model, weights, trained=False)
     net = loaded.model
-    how = a.Preparation(data_dir=data_dir, resize=resize, tokenizer=tokenizer, column=column)
-    choice = DataChoice(data, 2, 0, how, loaded=loaded)
+    choice = DataChoice(data, 2, 0, preparation, loaded=loaded)
     args, kwargs = batches(load_data(choice), net, 2)[0].inputs
     inspection = _in_flags(look(net, kwargs if kwargs and not args else args))
     if json:

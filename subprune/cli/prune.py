@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 @a.with_options
+@a.with_reading()
 def prune(
     model: a.Model,
     data: a.Data,
@@ -39,18 +40,13 @@ def prune(
             help="Proven bounds in the report (default: where pruning was quick).",
         ),
     ] = None,
-    data_dir: a.DataDir = None,
-    resize: a.Resize = None,
-    mean: a.Mean = "",
-    std: a.Std = "",
-    tokenizer: a.Tokenizer = None,
-    column: a.Column = None,
-    context: a.Context = None,
     download: a.Download = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show what would go, and what it costs.")
     ] = False,
     json: a.Json = False,
+    *,
+    preparation: a.Preparation,
     **words: Any,
 ) -> None:
     """Prune a model: OUTPUT gets model.safetensors, report.html and report.json."""
@@ -61,15 +57,7 @@ def prune(
         weights=weights,
         download=download,
         data=data,
-        preparation=a.Preparation(
-            data_dir=data_dir,
-            resize=resize,
-            mean=mean,
-            std=std,
-            tokenizer=tokenizer,
-            column=column,
-            context=context,
-        ),
+        preparation=preparation,
         output=output,
         guarantees=guarantees,
         dry_run=dry_run,

@@ -39,7 +39,7 @@ _QUICK = 30.0  # seconds: bounds take about as long as the pruning
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the command says beside the options of the table."""
+    """What the command says besides the options of the table."""
 
     model: str
     weights: Path | None

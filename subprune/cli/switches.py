@@ -1,4 +1,4 @@
-"""Help in which a flag without a value has none beside it: ``--json``, not ``--json <bool>``."""
+"""Help in which a flag without a value shows none: ``--json``, not ``--json <bool>``."""
 
 from __future__ import annotations
 

@@ -71,6 +71,7 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`."""
+        # All that follows is on [batch, length, features].
         batched = query.dim() == 3
         if not batched:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -78,7 +79,7 @@ class NarrowMultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (self._heads(x) for x in self._extend(*self._project(query, key, value)))
-        bias = self._bias(q, k, key_padding_mask, attn_mask)
+        bias = self._bias(q, k, key_padding_mask, attn_mask)  # [batch, heads, length, length]
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5

@@ -140,7 +140,7 @@ def _sync_module(module: nn.Module) -> None:
 
 def _sync_conv(m: Any) -> None:
     # depthwise: one group a channel, before and after
-    if m.transposed:
+    if m.transposed:  # its weight is [inputs, outputs / groups, *kernel]
         if m.groups > 1 and m.in_channels == m.groups:
             m.groups = m.weight.shape[0]
         m.in_channels, m.out_channels = m.weight.shape[0], m.weight.shape[1] * m.groups
@@ -157,6 +157,8 @@ def sync_attributes(model: nn.Module, group: Group, keep: Keep, *, eager: bool) 
     widths = (set() if group.kind == "stream" else _WIDTHS) | (
         _WIDTHS_IF_NEEDED if eager else set()
     )
+    # Two kinds of numbers: how many units there are, and widths that several positions for each
+    # unit add up to (heads × head size), by the widths that the layers had.
     k, n = int(keep.sum()), group.n_units
     old_widths: dict[int, int] = {}
     for slot in group.slots:
@@ -228,5 +230,5 @@ def _around(model: nn.Module, group: Group) -> list[nn.Module]:
             if not isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.Embedding):
                 around[name] = module
             if any(r.startswith(name + ".") for r in readers):
-                break
+                break  # what lies further out holds other groups too
     return list(around.values())

@@ -34,7 +34,7 @@ MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SHARE = 0.75  # of the units are kept
 _CHEAP = 10**10  # FLOPs of a run that is worth float64, and two inputs
 _SMALL = 5 * 10**7  # parameters of a model that is worth a copy in float64
-_DEAR = 10**11  # from here on, one input
+_DEAR = 10**11  # from this many on, one input
 
 Kept = dict[str, list[int]]
 
@@ -68,7 +68,7 @@ def check_groups(
     """Cut about a quarter of the units of all groups at once; where that fails, find the groups to
     blame.
 
-    Numbers of kept units are multiples of `multiple`, and of no other small number beside it, so
+    Numbers of kept units are multiples of `multiple`, and of no other small number, so
     that code which takes even ones only, or multiples of three, shows itself. The groups that can
     be cut, can be cut together.
     """
@@ -124,6 +124,8 @@ def _search(groups: Sequence[Group], problem: Callable[[Kept], str], multiple: i
     """Try all groups, then those that fail at multiples of more and more;
     what is left is refused.
     """
+    # Groups that can be cut, each with the units that were tried; it stays cut in later trials, so
+    # that what works alone and not with others is found.
     works: Kept = {}
     multiples: dict[str, int] = {}
     failing = {g.name: "" for g in groups}
@@ -186,6 +188,7 @@ def some_units(group: Group, multiple: int = 1) -> list[int]:
     `multiple`, and where there is one, no multiple of three times as much.
     """
     n = group.n_units
+    # Odd numbers, none of them a multiple of three: what asks for even ones or threes fails.
     odd = range(1, int(_SHARE * n) // multiple + 1, 2)
     count = multiple * max([i for i in odd if i > 1 and i % 3] or odd, default=1)
     return _chosen(group, count)

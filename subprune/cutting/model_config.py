@@ -1,6 +1,6 @@
 """A transformers model's ``config`` follows its layers, where it can say what they have become.
 
-Which number of the config speaks of which groups is found out by changing it: see
+Which number of the config describes which groups is found out by changing it: see
 `subprune.cutting.skeleton`.
 """
 
@@ -51,7 +51,7 @@ _TRIAL_WIDTH = 6  # of a field that holds no number
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A number of the config, with those that change with it, and the groups it speaks of."""
+    """A number of the config, with those that change with it, and the groups it describes."""
 
     section: str  # of the config; empty: the config itself
     kind: str  # "head" or "neuron"
@@ -75,7 +75,7 @@ class Fields:
     problem: str = ""  # why the config says nothing
 
     def of(self, group: str) -> Field | None:
-        """The field that speaks of a group."""
+        """The field that describes a group."""
         return next((f for f in self.each if group in f.groups), None)
 
 
@@ -98,6 +98,7 @@ def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
         for trial in trials:
             able = heads if trial.kind == "head" else others
             field = _tried(trial, blueprint, shapes, able)
+            # the first number that describes a group is the one that is written
             if field is not None and not any(set(f.groups) & set(field.groups) for f in fields):
                 fields.append(field)
     return Fields(tuple(fields))
@@ -107,7 +108,7 @@ def find_fields(model: nn.Module, structure: Structure) -> Fields | None:
 
 
 def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
-    """Fields that may be the width of hidden layers; which groups they speak of is yet unknown."""
+    """Fields that may be the width of hidden layers; which groups they describe is not known yet."""
     for name in _WIDTHS:
         value = content.get(name, "")
         if value is None:
@@ -128,11 +129,13 @@ def _width_trials(section: str, content: Mapping[str, Any]) -> Iterable[Field]:
 def _head_trials(
     section: str, content: Mapping[str, Any], groups: Sequence[Group]
 ) -> Iterable[Field]:
-    """Numbers of heads, with the size of a head said beside them."""
+    """Numbers of heads, with the size of a head given next to them."""
     for name in _HEADS:
         heads = content.get(name)
         if not isinstance(heads, int):
             continue
+        # A head keeps its size when there are fewer: where the config derives it from the width of
+        # the stream, it has to say it from then on.
         width = next((content[n] for n in _STREAMS if isinstance(content.get(n), int)), 0)
         size = {n: content[n] for n in _HEAD_SIZES if isinstance(content.get(n), int)}
         for units in sorted({g.n_units for g in groups if heads % g.n_units == 0}):
@@ -147,7 +150,8 @@ def _head_trials(
 def _tried(
     trial: Field, blueprint: Blueprint, shapes: Shapes, groups: Sequence[Group]
 ) -> Field | None:
-    """The trial with the groups that it speaks of; None if it speaks of none, or of more."""
+    """The trial with the groups that it describes; None if it describes none, or more."""
+    # About half of the units, a number that the config takes; a width that is not said gets one.
     numbers = _numbers(trial, blueprint)
     fewer = [k for k in numbers if k < trial.units]
     k = (
@@ -160,6 +164,8 @@ def _tried(
     new = blueprint.changed(trial.section, trial.values(k)).shapes()
     if new is None or new.keys() != shapes.keys():
         return None
+    # Every dimension that is of another length now; all of them must belong to groups that have
+    # become what they would be with k units.
     changed = {
         (name, dim): size
         for name, shape in new.items()
@@ -247,11 +253,11 @@ def unloadable(model: nn.Module) -> str:
     shapes = blueprint.shapes()
     if shapes is None:
         return f"no {type(model).__name__} can be built from its config alone"
-    own = shapes_of(model)
-    name = next((n for n in own if shapes.get(n) != own[n]), None)
+    actual = shapes_of(model)
+    name = next((n for n in actual if shapes.get(n) != actual[n]), None)
     if name is None:
         return ""
-    return f"its config cannot say that {name} has the shape {own[name]}"
+    return f"its config cannot say that {name} has the shape {actual[name]}"
 
 
 def check_promise(model: nn.Module) -> list[str]:
@@ -278,6 +284,7 @@ def _written_by_layer(model: nn.Module, uneven: Sequence[tuple[Field, Mapping[st
     config: Any = model.config
     if not hasattr(type(config), "per_layer_config") or any(f.section for f, _ in uneven):
         return False
+    # By the number of the layer in the names of its groups: "model.layers.3.mlp" is of layer 3.
     by_layer: dict[int, dict[str, int]] = {}
     for field, numbers in uneven:
         for name, k in numbers.items():
@@ -296,7 +303,7 @@ def _written_by_layer(model: nn.Module, uneven: Sequence[tuple[Field, Mapping[st
 
 
 def _unsaid(structure: Structure, cut: Mapping[str, int], fields: Fields) -> list[str]:
-    """What was cut and no field speaks of."""
+    """What was cut and no field describes."""
     silent = {name: k for name, k in cut.items() if fields.of(name) is None}
     kinds = {structure[name].kind for name in silent}
     if fields.problem and silent:

@@ -24,7 +24,7 @@ class Roles:
 
 
 def find_roles(groups: Sequence[Group], fields: Fields | None) -> Roles:
-    """Where there is a config, groups that one number of it speaks of have one role; those that it
+    """Where there is a config, groups that one number of it describes have one role; those that it
     says nothing about stay whole. Else groups whose names differ in numbers of layers alone.
     """
     if fields is None:

@@ -3,7 +3,7 @@ index.
 
 Three looks, each only where the one before leaves a doubt: the outputs in the model's own
 precision; all of it again in float64, casts to float32 inside the model included; and, where a
-model cannot run so, the difference beside the twin's own rounding noise: how far its outputs move
+model cannot run so, the difference compared with the twin's own rounding noise: how far its outputs move
 if every weight and input is off by one unit in the last place. Reordered sums err by about as much
 as such a nudge; a wrong index errs by as much as a unit does.
 """
@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from subprune.cutting.masking import Masked
 from subprune.errors import StructureError
 from subprune.program.borrow import borrowed, follow
+from subprune.program.ops import FAMILIES, kind_of
 from subprune.program.precision import HALF, least_precise, widened
 from subprune.program.program import Inputs, Program, call, flat_tensors
 from subprune.program.record import plain
@@ -40,7 +41,6 @@ _USUAL = 16  # a difference of this many units in the last place of the model's 
 _COPIED = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _WIDE = {**_COPIED, **dict.fromkeys(HALF, torch.float64)}
 _PIECE = 2**18  # numbers that are compared at a time: they stay in the cache
-_LOOK_UPS = {torch.ops.aten.embedding.default}
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class _InDouble(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _LOOK_UPS:  # which read a few rows of a large table
+        if kind_of(func) not in FAMILIES["look-up"]:  # these read a few rows of a large table
             args, kwargs = tree_map(_widened, (args, kwargs or {}))
         return tree_map(_widened, func(*args, **(kwargs or {})))
 

@@ -142,8 +142,8 @@ def _check_lengths(data: Any) -> None:
 def _enough(worth: Sequence[int], missing: int) -> int:
     """How many samples, the first ones, are worth as much as is missing; all if they are not."""
     total = 0
-    for count, own in enumerate(worth, 1):
-        total += own
+    for count, each in enumerate(worth, 1):
+        total += each
         if total >= missing:
             return count
     return len(worth)

@@ -32,6 +32,8 @@ def folded(
     if whole or (parts == 1 and not smaller) or not all(_divisible(b) for b in batches):
         return list(batches), _balanced([b.size for b in batches], min(parts, len(batches)))
     parts = min(parts, sum(b.size for b in batches))
+    # Dealt like cards: sample s of all goes to fold s mod parts. Of a batch that begins at sample
+    # `start`, a fold gets every sample at a distance of `parts`, from its own first one on.
     hands: list[list[Batch]] = [[] for _ in range(parts)]
     start = 0
     for batch in batches:

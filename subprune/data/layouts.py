@@ -63,6 +63,7 @@ def _layouts(model: nn.Module, program: Program, inputs: Inputs, name: str) -> d
     count, length = inputs[1][name].shape
     # Learned positions may have no room for a longer one, and length 1 may be a case of its own.
     for new in (length - 1, length + 1):
+        # Another number of samples, such that the product changes too: [N·L, …] shows itself.
         more = next(n for n in (count + 1, count + 2) if n * new != count * length)
         other = _recorded(model, _resized(inputs, name, more, new), program) if new else None
         if other is not None:

@@ -74,13 +74,13 @@ def counted_by_shape(inputs: Inputs, shape: Sequence[int]) -> Tensor | None:
 
     Where masks of both sides fit, positions count that count on both.
     """
-    both: Tensor | None = None
+    counting: Tensor | None = None
     for name, mask in masks(inputs).items():
         fits = len(shape) > 2 and tuple(shape[:2]) == tuple(mask.shape)
         wide = Layout(name, 0, 1).spread(mask, shape) if fits else None
         if wide is not None:
-            both = wide if both is None else both & wide
-    return both
+            counting = wide if counting is None else counting & wide
+    return counting
 
 
 def counted_labels(program: Program, batch: Batch) -> Tensor | None:
@@ -88,13 +88,13 @@ def counted_labels(program: Program, batch: Batch) -> Tensor | None:
     labels, known = batch.labels, masks(batch.inputs)
     if labels is None or not known or labels.is_floating_point():
         return labels
-    own = counted(program, known, program.answer)
-    if own is None:
+    valid = counted(program, known, program.answer)
+    if valid is None:
         return labels
     # Of the output [N, L, classes] the labels have all dimensions but one.
-    for dim in range(own.ndim - 1, 0, -1):
-        if own.shape[dim] == 1 and own.ndim - 1 == labels.ndim:
-            return labels.masked_fill(~own.squeeze(dim).to(labels.device), IGNORED)
+    for dim in range(valid.ndim - 1, 0, -1):
+        if valid.shape[dim] == 1 and valid.ndim - 1 == labels.ndim:
+            return labels.masked_fill(~valid.squeeze(dim).to(labels.device), IGNORED)
     return labels
 
 

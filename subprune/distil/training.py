@@ -9,8 +9,9 @@ network is sure of the inputs that it was trained on, so its probabilities there
 than the class, and matching them makes the smaller one unsure rather than right. Where an input
 has many answers (words, pixels), most of whose scores mean nothing, it is the probabilities.
 
-Images lie in memory channel by channel of each pixel where both models can work with that, which
-convolutions on CPUs do faster; in bfloat16, if that was asked for, products are, and nothing else.
+Images are laid out with the channels of a pixel next to each other where both models can work
+with that: convolutions on CPUs are faster then. If bfloat16 was asked for, only products are made
+in it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Match = Literal["scores", "probabilities"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _WARMING = 0.05  # share of the course in which the rate rises
-# What an error of the answers counts, beside one of the features: scores are a relative error too.
+# Weight of an error of the answers, relative to one of the features; scores are relative too.
 _WEIGHT: dict[Match, float] = {"scores": 10.0, "probabilities": 1.0}
 
 
@@ -94,6 +95,7 @@ def train(
     def outputs(arguments: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, list[Tensor]]:
         return _outputs(model, names, tree_map(_widened, arguments) if half else arguments)
 
+    # Only floating parameters are trained; buffers, such as BatchNorm's moments, stay.
     trained = [p.requires_grad_() for p in model.parameters() if p.is_floating_point()]
     optimiser = Preconditioned(trained, lr=course.rate)
     rearranged = _pixel_by_pixel if _may_rearrange((dense, model), held_out) else _as_it_is
@@ -123,7 +125,7 @@ def train(
         return max(by_time, by_steps)
 
     for numbers in _endless(sampler, course.batch):
-        progress = done()
+        progress = done()  # from 0 to 1: rate and looks follow it, so that time alone may end it
         if progress >= 1:
             break
         if progress * course.looks >= len(training.losses):
@@ -162,7 +164,7 @@ def _as_it_is(x: Any) -> Any:
 
 
 def _pixel_by_pixel(x: Any) -> Any:
-    """Images [N, channels, height, width] with the channels of each pixel beside each other."""
+    """Images [N, channels, height, width] with the channels of each pixel next to each other."""
     return x.contiguous(memory_format=torch.channels_last) if is_image(x) else x
 
 
@@ -208,7 +210,7 @@ def _endless(sampler: Sampler, size: int) -> Iterator[Tensor]:
 
 
 def _share(progress: float) -> float:
-    """Of the highest rate: up in a short time, then down along a cosine."""
+    """Share of the highest rate: up quickly, then down along a cosine."""
     return min(1.0, progress / _WARMING + 0.02) * math.cos(progress * math.pi / 2)
 
 
@@ -232,8 +234,8 @@ def answer_loss(
         return _relative(_counting(wanted, where), _counting(given, where))
     scores = [x.movedim(dim, -1).flatten(0, -2).float() for x in (wanted, given)]
     if where is not None:
-        own = over_rows(where, wanted.shape, dim).reshape(-1)
-        scores = [x[own] for x in scores]
+        valid = over_rows(where, wanted.shape, dim).reshape(-1)
+        scores = [x[valid] for x in scores]
     if match == "scores":
         return _relative(*(x - x.mean(-1, keepdim=True) for x in scores))
     wanted, given = (F.log_softmax(x, -1) for x in scores)
@@ -250,8 +252,8 @@ def _feature_loss(
 ) -> Tensor:
     """Relative squared errors at the positions that count, on average."""
     parts = []
-    for a, b, own in zip(wanted, given, where, strict=True):
-        a, b = (_counting(_widened(x), own) for x in (a, b))
+    for a, b, valid in zip(wanted, given, where, strict=True):
+        a, b = (_counting(_widened(x), valid) for x in (a, b))
         parts.append((a - b).square().mean() / a.square().mean().clamp_min(1e-12))
     return torch.stack(parts).mean() if parts else torch.zeros(())
 

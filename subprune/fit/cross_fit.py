@@ -56,7 +56,7 @@ _OUTPUTS = 128
 """Outputs that say which strength is best, evenly spread, where there are more."""
 
 _KEPT = 128 * 2**20
-"""Bytes of factors that stay for other targets, beside those of the strength that is used."""
+"""Bytes of factors that stay for other targets, not counting those of the strength in use."""
 
 _TINY, _WIDE = 128, 2048
 """Columns up to which a fit takes less time than handing it to another core; and from which on
@@ -92,7 +92,7 @@ class Fitted:
         """
         factor = scale.to(self.weight)
         alive = factor.abs() > _UNFELT * factor.abs().max()  # [m]
-        inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)
+        inverse = torch.where(alive, 1 / factor.where(alive, 1), 0)  # 0 for outputs nobody feels
         rest = torch.zeros_like(self.weight)
         rest[columns] = torch.where(alive, 0, old.to(rest)[columns])
 
@@ -126,6 +126,7 @@ def cross_fit(
     inputs, where they were fitted before; afterwards those of the strength used. judged: of how many
     folds, the first, a fit without the fold is kept and judged on it; None: of all.
     """
+    # How strong the ridge is, and what each fold's fit leaves of it; then a fit to all inputs.
     known: FoldFactors = {} if factors is None else factors
     columns, ranks = whole.columns(kept), folded.ranks
     strength, held_out = strengths[0] if len(strengths) == 1 else _UNJUDGED, float("nan")
@@ -286,6 +287,7 @@ def _best_strength(trials: Sequence[_FoldTrial], strengths: Sequence[float], ran
 
     changes = _each(change, strengths, columns, ranks)
     first.know(dict(zip(strengths, changes, strict=True)))
+    # The first fold tries all strengths; the others only those next to its best one.
     best = changes.index(min(changes))
     near = strengths[max(0, best - 1) : best + 2]
 

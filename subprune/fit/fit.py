@@ -96,7 +96,7 @@ class Fit(ABC):
 
     @property
     def bounded(self) -> bool:
-        """Whether the bounds of the paper speak of what it leaves."""
+        """Whether the paper's bounds apply to what it leaves."""
         return False
 
     def seen(self, group: Group, gathered: Gathered) -> tuple[Statistics, ...]:

@@ -1,4 +1,4 @@
-"""What is proven about the selection, beside what was measured."""
+"""What is proven about the selection, next to what was measured."""
 
 from subprune.guarantees.certificates import (
     BudgetGuarantee,

@@ -229,7 +229,7 @@ def _by_overlap(s: Spans, fixed: Tensor, extra: int) -> float:
     """
     sure = s.overlaps[:, fixed].sum(1)  # [live], with the units that are in the set for certain
     ranked = s.overlaps[:, ~fixed].sort(1, descending=True).values
-    # A unit outside takes up one of the extra places itself, hence extra − 1 others beside it.
+    # A unit outside takes up one of the extra places itself, hence extra − 1 others besides.
     inside = sure[fixed] + ranked[fixed, :extra].sum(1)
     outside = sure[~fixed] + ranked[~fixed, : max(0, extra - 1)].sum(1)
     parts = [part for part in (inside, outside if extra else outside[:0]) if len(part)]

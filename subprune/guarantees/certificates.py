@@ -1,4 +1,4 @@
-"""What is proven about the selection in every group, beside what was measured; as an object that
+"""What is proven about the selection in every group, next to what was measured; as an object that
 prints.
 
 The mathematics is in :mod:`subprune.guarantees.bounds`; this module gathers the statistics, puts
@@ -238,7 +238,7 @@ class Guarantees:
         return text_table(header, rows, right=header[1:], title=title)
 
     def errors(self) -> str:
-        """Bounds beside what greedy reached, for the budgets asked for."""
+        """Bounds next to what greedy reached, for the budgets asked for."""
         header = ("group", "k", "error", "bound", "sharper", "γ_k ≥", "share of the best ≥")
         rows = [
             (

@@ -39,17 +39,19 @@ def kept_steps(demand: Demand, options: Options) -> Iterator[Journal]:
         yield Journal(None, ranks)
         return
     folder = Path(options.checkpoint)
-    own = folder / key
+    own_folder = folder / key
     try:
-        others = [] if own.is_dir() else _folders(folder)
+        others = [] if own_folder.is_dir() else _folders(folder)
     except OSError as error:
         raise DataError(
             f"the checkpoint {str(folder)!r} cannot be read: {error}; give another place"
         ) from error
     first = ranks.rank == 0  # the others read what it has written
-    lock = locked(own, f"the checkpoint {str(folder)!r}") if first else contextlib.nullcontext()
+    lock = (
+        locked(own_folder, f"the checkpoint {str(folder)!r}") if first else contextlib.nullcontext()
+    )
     with lock:
-        journal = Journal(own, ranks)
+        journal = Journal(own_folder, ranks)
         if others:
             journal.remarks.append(
                 f"{str(folder)!r} has {len(others)} checkpoints of other calls (another model, "

@@ -54,7 +54,7 @@ def _files(folder: Path) -> list[str] | None:
 
 
 def _keep_others(old: Path, new: Path) -> None:
-    """Copy what somebody has put beside our files."""
+    """Copy what somebody has put next to our files."""
     ours = {*(_files(old) or ()), *(path.name for path in new.iterdir())}
     for path in old.iterdir() if old.is_dir() else ():
         if path.name in ours:

@@ -46,7 +46,7 @@ class Recipe:
 
     @property
     def unbounded(self) -> str:
-        """Why the bounds of the paper do not speak of what it leaves; empty if they do."""
+        """Why the paper's bounds do not apply to what it leaves; empty if they do."""
         if self.target.unbounded:
             return self.target.unbounded
         if not self.selector.bounded:
@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def selection(self) -> str:
-        """What greedy selection depends on beside inputs, seed and numbers of units, as text."""
+        """What greedy selection depends on besides inputs, seed and numbers of units, as text."""
         if self.target.sees_pruned:  # at layers that were fitted before
             return f"{self.target}, {self.fit}, drift {self.drift}"
         sampled = self.target.patches == "random"  # fold by fold

@@ -134,15 +134,16 @@ class _Block:
         landing = reader.landing
         assert landing is not None
         aim = self.aims[reader.use.op][batch]
-        rest, counts = aim - value, None
+        error, counts = aim - value, None
         if landing.rectified:
+            # Below zero on both sides, nothing is wrong; above it only in the value, that much is.
             counts = (aim >= 0) | (value > 0)
-            rest = torch.where(aim >= 0, rest, -value.clamp_min(0))
-        own = self.start.counted(landing.value, batch)
-        if own is not None:
-            rest = torch.where(own, rest, 0)
-            counts = own if counts is None else counts & own
-        return felt(rest, landing, self.place.metric), counts
+            error = torch.where(aim >= 0, error, -value.clamp_min(0))
+        valid = self.start.counted(landing.value, batch)
+        if valid is not None:  # padding is never wrong
+            error = torch.where(valid, error, 0)
+            counts = valid if counts is None else counts & valid
+        return felt(error, landing, self.place.metric), counts
 
     def loss(self, tensors: Mapping[str, Tensor], batches: Sequence[int]) -> float:
         """Σ‖ρ‖² over some batches."""
@@ -177,7 +178,7 @@ def refine(
     directions: dict[str, Tensor] = {}
     inverses = [_inverse(layer, start, block.batches(folds)) for layer in layers]
     for step in range(steps):
-        held = folds[step % len(folds)]
+        held = folds[step % len(folds)]  # each in its turn judges a step made from the others
         judged = block.batches([held])
         seen = block.batches([fold for fold in folds if fold != held]) or judged
         old = block.loss(tensors, judged)
@@ -185,6 +186,7 @@ def refine(
         better = _best(block, tensors, [changes, directions], seen, judged, old)
         if better is None:
             return step
+        # The step just taken is a direction for the next one, as in conjugate gradients.
         directions = {n: better[n] - tensors[n].to(better[n]) for n in better}
         moved = {**tensors, **{n: x.to(tensors[n]) for n, x in better.items()}}
         tensors = solve(moved)
@@ -198,12 +200,14 @@ def _inverse(layer: Consumer, start: Run, batches: Sequence[int]) -> Tensor:
     mapping = column_map(layer, source.programs[0], layer.name)
     collector = ConsumerStatistics(mapping, symmetric=True)
     for i in batches:
-        own = source.counted_rows(layer, i)
-        collector.update(source.argument(layer.use.op, i), counted=own)
+        counted = source.counted_rows(layer, i)
+        collector.update(source.argument(layer.use.op, i), counted=counted)
     (sums,) = collector.result(consumer_weight(layer, source.tensors))
+    # With a constant column c of ones: cᵀB are the column sums, cᵀc is the number of rows.
     count = torch.full((1,), float(sums.rows), dtype=torch.float64)
-    top = torch.cat([sums.gram, sums.sums[:, None]], 1)
-    gram = torch.cat([top, torch.cat([sums.sums, count])[None]])
+    top = torch.cat([sums.gram, sums.sums[:, None]], 1)  # [d, d + 1]
+    gram = torch.cat([top, torch.cat([sums.sums, count])[None]])  # [d + 1, d + 1]
+    # Each column is damped by its own energy, and one that is always zero by a little of the mean.
     diagonal = gram.diagonal()
     diagonal += _INPUT_DAMPING * diagonal.clamp_min(float(diagonal.mean()) * 1e-6)
     return torch.cholesky_inverse(torch.linalg.cholesky(gram))
@@ -220,6 +224,7 @@ def _steps(
     """By tensor: the preconditioned step of the makers' weights and constants."""
     names = [layer.use.weight for layer in layers]
     biases = [constant_of(layer) for layer in layers]
+    # What steps are taken on, in float32 at least, as leaves that gradients are summed in.
     leaves = {
         n: single(tensors[n]).detach().clone().requires_grad_()
         for n in [*names, *filter(None, biases)]
@@ -239,8 +244,10 @@ def _steps(
     for layer, inverse, bias in zip(layers, inverses, biases, strict=True):
         slope = leaves[layer.use.weight].grad
         assert slope is not None
-        own = consumer_weight(layer, {layer.use.weight: slope})
-        wanted = -own.flatten(1).double()  # [units, d]
+        gradient = consumer_weight(layer, {layer.use.weight: slope})
+        wanted = -gradient.flatten(1).double()  # [units, d]
+        # Where the constant is that of a norm behind the layer, which multiplies by `factor`, its
+        # gradient is made that of a constant in the layer itself, and the step is converted back.
         factor = (
             None if layer.landing is None else factors(layer.landing, tensors, layer.landing.before)
         )
@@ -266,10 +273,10 @@ def constant_of(layer: Consumer) -> str | None:
 def _per_unit(pull: Tensor, rows: Tensor, kept: Sequence[int]) -> Tensor:
     """(S + damping)⁻¹ on the rows [units, d] of the kept units; zero for the others."""
     chosen = torch.as_tensor(sorted(kept))
-    own = pull[chosen][:, chosen].clone()
-    own.diagonal().add_(_UNIT_DAMPING * float(own.diagonal().mean()) or 1.0)
+    block = pull[chosen][:, chosen].clone()  # [kept, kept]
+    block.diagonal().add_(_UNIT_DAMPING * float(block.diagonal().mean()) or 1.0)
     result = torch.zeros_like(rows)
-    result[chosen] = torch.linalg.solve(own, rows[chosen])
+    result[chosen] = torch.linalg.solve(block, rows[chosen])
     return result
 
 
@@ -290,6 +297,7 @@ def _pulls(
         units = torch.as_tensor(reader.columns)
         rows = weight.movedim(1, 0).flatten(1)  # [inputs, outputs · taps]
         mine = units >= 0
+        # A unit that several inputs belong to pulls with the sum of their weights.
         by_unit = torch.zeros(n, rows.shape[1], dtype=torch.float64)
         by_unit.index_add_(0, units[mine], rows[mine])
         together += by_unit @ by_unit.T * _active(block, reader, n, batch)
@@ -308,13 +316,13 @@ def _active(block: _Block, reader: Consumer, n: int, batch: int) -> Tensor:
     run.advance(reader.use.op)
     x = run.argument(reader.use.op, batch)
     on = (x != 0).to(torch.float32).movedim(reader.use.product.features, -1)
-    rows = on.reshape(-1, on.shape[-1])
-    own = run.counted_rows(reader, batch)
-    if own is not None and own.numel() == len(rows):
-        rows = rows[own.reshape(-1)]
-    both = (rows.T @ rows / len(rows)).double()
+    rows = on.reshape(-1, on.shape[-1])  # [places, inputs]: 1 where an input is not zero
+    counted = run.counted_rows(reader, batch)
+    if counted is not None and counted.numel() == len(rows):
+        rows = rows[counted.reshape(-1)]
+    both = (rows.T @ rows / len(rows)).double()  # [inputs, inputs], shares of the places
     units = torch.as_tensor(reader.columns)
-    if len(units) != n or int(units.min()) < 0 or len(both) != n:
+    if len(units) != n or int(units.min()) < 0 or len(both) != n:  # not one input for each unit
         return torch.ones(n, n, dtype=torch.float64)
     shares = torch.zeros(n, n, dtype=torch.float64)
     shares[units[:, None], units[None]] = both
@@ -346,6 +354,8 @@ def _best(
         }
         for step in steps
     ]
+    # How far to go along each step: least squares on what the steps, all of them taken in full,
+    # change at the landings. With the changes as columns of J: JᵀJ · lengths = Jᵀρ.
     q = len(steps)
     normal, wanted = torch.zeros(q, q, dtype=torch.float64), torch.zeros(q, dtype=torch.float64)
     for i in _first(block, seen, _LENGTH_INPUTS):
@@ -353,16 +363,18 @@ def _best(
         there = [block.landed(i, m, grad=False) for m in moved]
         for reader in block.readers:
             op = reader.use.op
-            rest, counts = block.wrong(reader, i, here[op])
+            error, counts = block.wrong(reader, i, here[op])
             assert reader.landing is not None
             changes = [felt(t[op] - here[op], reader.landing, block.place.metric) for t in there]
             if counts is not None:
                 changes = [torch.where(counts, c, 0) for c in changes]
-            flat = torch.stack([c.flatten() for c in changes]).double()
+            flat = torch.stack([c.flatten() for c in changes]).double()  # Jᵀ [q, values]
             normal += flat @ flat.T
-            wanted += flat @ rest.flatten().double()
+            wanted += flat @ error.flatten().double()
+    # Solvable even where both steps are parallel, or one of them changes nothing.
     normal.diagonal().add_(1e-9 * float(normal.diagonal().mean()) + 1e-300)
     lengths = torch.linalg.solve(normal, wanted)
+    # What is linear near here may not be as far away: shorter ones are tried, on inputs apart.
     for shrink in _SHRINKS:
         new = {
             n: tensors[n].double()

@@ -197,7 +197,7 @@ def _room(waiting: Sequence[_Pending]) -> bool:
 
 
 def _fits(gathered: Sequence[Gathered], workers: int | None = None) -> bool:
-    """Whether statistics as large as the largest of these fit beside them, and somebody is free to
+    """Whether statistics as large as the largest of these fit into memory with them, and a thread is free to
     rank by them; None: as many as there are threads.
     """
     sizes = [s.gram.nbytes for one in gathered for s in one.statistics]

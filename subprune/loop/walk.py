@@ -35,7 +35,7 @@ __all__ = ["Walk", "alone", "walk"]
 
 
 _WIDE = 1024  # columns
-_REWRITTEN, _TRAIL = "rewritten", "trail"  # in the log, beside the plan of a group
+_REWRITTEN, _TRAIL = "rewritten", "trail"  # in the log, besides the plan of a group
 
 
 @dataclass(kw_only=True)
@@ -113,7 +113,7 @@ def walk(
 
 
 def _unseen(calibration: Calibration, recipe: Recipe) -> frozenset[int] | None:
-    """Folds that a version knows nothing of; steps of refinement looked at all but the first."""
+    """Folds that a version knows nothing about; steps of refinement looked at all but the first."""
     if recipe.refine:
         return frozenset({0})
     every = calibration.judged in (0, calibration.n_folds)

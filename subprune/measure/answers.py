@@ -98,11 +98,11 @@ def answered(
         return where
     if tuple(labels.shape) != tuple(n for d, n in enumerate(shape) if d != dim):
         return where
-    own = labels != IGNORED
-    if bool(own.all()):
+    labelled = labels != IGNORED
+    if bool(labelled.all()):
         return where
-    own = own.unsqueeze(dim) if dim < len(shape) else own
-    return own if where is None else where & own
+    labelled = labelled.unsqueeze(dim) if dim < len(shape) else labelled
+    return labelled if where is None else where & labelled
 
 
 def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
@@ -110,9 +110,9 @@ def fitting(labels: Tensor, output: Tensor, dim: int) -> bool:
     shape = tuple(n for d, n in enumerate(output.shape) if d != dim)
     if labels.is_floating_point() or tuple(labels.shape) != shape:
         return False
-    own = labels[labels != IGNORED]
+    known = labels[labels != IGNORED]
     classes = output.shape[dim] if dim < output.ndim else torch.iinfo(torch.int64).max
-    return own.numel() > 0 and int(own.min()) >= 0 and int(own.max()) < classes
+    return known.numel() > 0 and int(known.min()) >= 0 and int(known.max()) < classes
 
 
 def _kind(shape: tuple[int, ...], dim: int, batch: Batch) -> str:
@@ -134,6 +134,7 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
     shape, labels = tuple(output.shape), batch.labels
     if len(shape) < 2:
         return None
+    # By convention first, then by what made the output, then by labels, which decide.
     origin = _Origin() if program is None else _origin(program)
     usual = 1 if len(shape) > 3 else len(shape) - 1
     if origin.dim is not None and origin.dim < len(shape):
@@ -146,7 +147,7 @@ def _class_dim(output: Tensor, batch: Batch, program: Program | None) -> int | N
             return places[0]
     if not origin.classes or _made_from_input(shape, batch):
         return None
-    if any(tuple(x.shape) == shape[:-1] for x in _integers(batch)):
+    if any(tuple(x.shape) == shape[:-1] for x in _integers(batch)):  # one answer for every token
         usual = len(shape) - 1
     return usual if shape[usual] > 1 else None
 
@@ -207,7 +208,7 @@ def _origin(program: Program) -> _Origin:
         candidates = [v for v in sources if v.source == "op" and v.dtype.is_floating_point]
         if not candidates:
             return _Origin()
-        read = max(candidates, key=lambda v: prod(v.shape))
+        read = max(candidates, key=lambda v: prod(v.shape))  # not the factor, nor the bias
         if belongs(op, "scaling") and any(_is_norm(v, read, makers, program) for v in candidates):
             return _NUMBERS
         steps.append((op, read, made))
@@ -229,7 +230,7 @@ def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program)
     shares.
     """
     maker = makers.get(scale.id)
-    if maker is not None and belongs(maker, "repetition"):
+    if maker is not None and belongs(maker, "repetition"):  # expanded to the vectors' shape
         source = argument(maker, activation(maker))
         scale = program.values[source.id] if isinstance(source, Ref) else scale
         maker = makers.get(scale.id)

@@ -70,13 +70,14 @@ def _moved(
     if len(places) < 2:
         return False
     early, late = places[: len(places) // 2], places[len(places) // 2 :]
-    other = tokens.clone()
+    other = tokens.clone()  # every late token becomes the next one of the vocabulary
     other[0, late] = (other[0, late] + 1) % before.shape[-1]
     args, kwargs = one.inputs
     changed = tuple(other if str(i) == name else x for i, x in enumerate(args))
     after = _answer(model, (changed, {n: other if n == name else x for n, x in kwargs.items()}))
     rounding = 4 * torch.finfo(before.dtype).eps * float(before.abs().max())
     moved = (after - before)[0].abs().amax(-1)  # [T]
+    # Later answers must move, and by more than rounding moves the earlier ones.
     later = float(moved[late].max())
     return float(moved[early].max()) <= max(rounding, slack * later) < later
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "Tally", "compare", "vector_cosines"]
 
+# What a `Tally` adds up over batches, besides `right` and `surprise`.
+_ADDED = (
+    *("gap", "energy", "cosines", "vectors", "same", "answers", "inputs", "batches"),
+    *("labelled", "counted"),
+)
 _CHUNK = 2**18  # numbers compared in float64 at a time: they stay in the cache
 
 
@@ -109,8 +114,9 @@ class Tally:
             )
         where = answered(before.shape, batch, self.reading, self.program)
         if wanted is not None and labels is not None:
-            labels, own = wanted, (wanted != IGNORED).unsqueeze(-1)
-            where = own if where is None else where & own
+            labels, valid = wanted, (wanted != IGNORED).unsqueeze(-1)
+            where = valid if where is None else where & valid
+        # Numbers first, which every output has; then classes, where they are read as such.
         gap, energy = _energies(*(_counted(x, where) for x in (before, after)))
         self.gap, self.energy = self.gap + gap, self.energy + energy
         if self.reading.vectors:
@@ -128,10 +134,10 @@ class Tally:
             self.surprise[0].add(*known["surprise"])
             self.surprise[1].add(*surprise(after, wanted))
         if where is not None:
-            own = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
-            own = own.expand(one.shape)
-            one, other = one[own], other[own]
-            labels = None if labels is None else labels[own]
+            valid = where.amax(self.reading.dim) if self.reading.dim < before.ndim else where
+            valid = valid.expand(one.shape)
+            one, other = one[valid], other[valid]
+            labels = None if labels is None else labels[valid]
         self.same += int((one == other).sum())
         self.answers += one.numel()
         if labels is not None:
@@ -153,19 +159,16 @@ class Tally:
         """The same of the batches of all ranks."""
         if ranks.count == 1:
             return self
-        one, other = self.surprise
-        numbers = [self.gap, self.energy, self.same, self.answers, self.inputs, self.batches]
-        numbers += [self.labelled, self.counted, *self.right, self.cosines, self.vectors]
-        numbers += [one.total, one.tokens, other.total, other.tokens]
+        numbers = [getattr(self, name) for name in _ADDED]
+        numbers += [*self.right, *(x for s in self.surprise for x in (s.total, s.tokens))]
         sums = torch.tensor(numbers, dtype=torch.float64)
         ranks.sum([sums])
-        total, added = Tally(self.program, self.causal), sums.tolist()
-        total.gap, total.energy, total.cosines = added[0], added[1], added[10]
-        total.same, total.answers, total.inputs, total.batches = map(int, added[2:6])
-        total.labelled, total.counted, *total.right = map(int, added[6:10])
-        total.vectors = int(added[11])
-        for surprised, start in zip(total.surprise, (12, 14), strict=True):
-            surprised.add(added[start], int(added[start + 1]))
+        total, added = Tally(self.program, self.causal), iter(sums.tolist())
+        for name in _ADDED:
+            setattr(total, name, type(getattr(total, name))(next(added)))  # counts stay whole
+        total.right = [int(next(added)) for _ in total.right]
+        for surprised in total.surprise:
+            surprised.add(next(added), int(next(added)))
         kinds = ranks.share(None if self.reading is None else vars(self.reading))
         total.reading = next((Reading(**kind) for kind in kinds if kind is not None), None)
         return total

@@ -82,9 +82,9 @@ def surprise(logits: Tensor, targets: Tensor) -> tuple[float, int]:
     rows = max(1, _AT_ONCE // logits.shape[-1])
     total, wanted = 0.0, targets.to(logits.device).reshape(-1)
     pieces = logits.reshape(-1, logits.shape[-1]).split(rows)
-    for piece, own in zip(pieces, wanted.split(rows), strict=True):
+    for piece, expected in zip(pieces, wanted.split(rows), strict=True):
         exact = piece if piece.dtype == torch.float64 else piece.float()
-        total += float(F.cross_entropy(exact, own, ignore_index=IGNORED, reduction="sum"))
+        total += float(F.cross_entropy(exact, expected, ignore_index=IGNORED, reduction="sum"))
     return total, int((targets != IGNORED).sum())
 
 

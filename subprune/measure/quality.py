@@ -161,6 +161,7 @@ def evaluate(
                 )
         batches = take(data, model, n_samples, forward=forward).batches
         protocol = f"{sum(b.size for b in batches):,} inputs, as given"
+    # What outputs mean is asked of the dense model, if there is one: it is the better witness.
     reference = model if dense is None else dense
     program = _recorded(reference, batches[0])
     slack = 0.0 if text is None else QUANTISED
@@ -180,9 +181,9 @@ def evaluate(
             before = after if dense is None else next(outputs(dense, [batch]))
             tally.add(before, after, batch)
             top.add(after, batch, tally.reading)
-    seen = sum(token_count(b) for b in batches)
+    tokens_seen = sum(token_count(b) for b in batches)
     figures = _evaluation(tally.result(), top, dense is not None)
-    speed = seen / seconds if seen and seconds else None
+    speed = tokens_seen / seconds if tokens_seen and seconds else None
     return Evaluation(
         model=type(model).__name__,
         protocol=protocol,
@@ -215,7 +216,7 @@ def windows(text: Tensor, context: int, stride: int) -> list[Batch]:
         row = text[start : start + context]
         if len(row) < 2:
             break
-        labels = row.clone()
+        labels = row.clone()  # what an earlier window has predicted is not counted again
         labels[: max(0, done - start)] = IGNORED
         pieces.append(Batch(((row[None],), {}), labels[None], 1))
         done = start + len(row)

@@ -105,7 +105,7 @@ class Options(Rows):
 
     @property
     def unbounded(self) -> str:
-        """Why the bounds of `subprune.guarantees` do not speak of the result; empty if they do."""
+        """Why the bounds of `subprune.guarantees` do not apply to the result; empty if they do."""
         proven = (
             "bounds are proven for plain greedy selection with weights fitted by least squares and "
             "BatchNorm as it is; here "

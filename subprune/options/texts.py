@@ -66,7 +66,7 @@ def as_count(text: str) -> int | str:
     try:
         return int(text)
     except ValueError:
-        return text  # refused, with an explanation, if it does not speak of tokens
+        return text  # refused, with an explanation, if it does not mention tokens
 
 
 def as_shares(texts: list[str]) -> Shares | None:

@@ -95,7 +95,7 @@ def _check_wrapper(model: nn.Module) -> None:
 
 
 def _check_sharded(model: nn.Module) -> None:
-    """Refuse FSDP, of both kinds: every process has a part of each weight only."""
+    """Refuse FSDP, of both kinds: every process has only a part of each weight."""
     for name, module in model.named_modules():
         classes = [c.__name__ for c in type(module).__mro__]
         pieces = [type(p).__name__ for p in module.parameters(recurse=False)]

@@ -46,7 +46,7 @@ _SUBCLASSED = (OrderedDict, dict, list, deque, set)
 _FOREIGN = (sys.stdlib_module_names - {"types", "collections"}) | {"torch", "numpy"}
 _DEPTH = 2  # objects of a module, and objects of those
 
-_one_at_a_time = threading.RLock()  # lent to two threads at once, it would be given back to neither
+_one_at_a_time = threading.RLock()  # lent to two threads at once, it could be restored for neither
 _NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 
@@ -320,7 +320,7 @@ class _Copies:
         self.storages: dict[int, Any] = {}
 
     def of(self, x: Any) -> Any:
-        """The copy of a tensor or container; anything else is handed through."""
+        """The copy of a tensor or container; anything else is passed through."""
         if id(x) in self.made:
             return self.made[id(x)]
         if isinstance(x, Tensor):

@@ -147,6 +147,7 @@ def _chain(
         op = rest[0] if rest else None
         return op is not None and kind(op) and out in op.inputs and readers.get(out) == 1
 
+    # In this order, each if it is there: a norm, a sum with the shortcut, ReLU.
     if follows(lambda op: _plain_norm(op, out, readers)):
         folded = rest.pop(0)
         taken, out = [*taken, folded.index], folded.outs[0]
@@ -192,10 +193,13 @@ def _addend(program: Program, op: Op, out: int, made: dict[int, int], before: in
     """What the operation adds to `out`, if it is of the same shape and there before the convolution
     runs.
     """
-    refs = [a for a in op.args if hasattr(a, "id")]
-    others = [r for r in refs if r.id != out]
-    if op.name != "aten.add.Tensor" or op.kwargs or len(refs) != 2 or len(others) != 1:
+    if not belongs(op, "plain sum of two") or argument(op, "alpha") != 1:
         return None
-    value = program.values[others[0].id]
+    operands = [argument(op, name) for name in ("self", "other")]
+    others = [x for x in operands if getattr(x, "id", out) != out]  # a number has no id
+    if len(others) != 1:
+        return None
+    (other,) = others
+    value = program.values[other.id]
     same = value.shape == program.values[out].shape and value.dtype == program.values[out].dtype
-    return others[0] if same and value.source == "op" and made[value.id] < before else None
+    return other if same and value.source == "op" and made[value.id] < before else None

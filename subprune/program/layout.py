@@ -58,7 +58,7 @@ def counted(
 
 
 def over_rows(counted: Tensor, shape: Sequence[int], channels: int) -> Tensor:
-    """Which rows of a value count, a row for every position beside its channels.
+    """Which rows of a value count, a row for every position, across its channels.
 
     counted: as `Layout.spread` gives it; channels: the dimension of the channels, which alone has
     length 1 in what comes out.

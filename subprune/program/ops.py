@@ -381,7 +381,7 @@ FAMILIES: dict[str, frozenset[str]] = {
     "relu": frozenset({"relu"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),
-    # What reads a table of positions: rows of it are added, put beside others or picked.
+    # What reads a table of positions: rows of it are added, concatenated with others or picked.
     "table": frozenset({"add", "cat", "index", "index_select", "gather"}),
     "copy": frozenset(
         {"view", "_unsafe_view", "reshape", "expand", "slice", "unsqueeze", "squeeze", "permute"}
@@ -421,6 +421,7 @@ def moved(op: Op, old: Sequence[int], new: Sequence[int], dim: int) -> int | Non
         a, b = (d % rank for d in swapped)
         return {a: b, b: a}.get(dim, dim)
     if op.kind in ("view", "_unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze"):
+        # the same dimension has the same length, and as many numbers in those before it
         before = prod(old[:dim])
         places = [d for d, n in enumerate(new) if n == old[dim] and prod(new[:d]) == before]
         return places[0] if places else None

@@ -1,8 +1,8 @@
 """Independent pieces of work on several cores.
 
 Many small operations gain nothing from threads inside each of them. Here whole pieces run side by
-side, each on one core, as many as `torch.get_num_threads()` allows; PyTorch lets go of the
-interpreter while it computes.
+side, each on one core, as many as `torch.get_num_threads()` allows; PyTorch releases the
+interpreter's lock while it computes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _submit(function: Callable[..., Outcome], *args: Any) -> Future[Outcome]:
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """After an error, nothing that was begun inside goes on: it may use what is given back."""
+    """After an error, nothing that was begun inside goes on: it may use what is being restored."""
     before = set(_begun())
     try:
         yield
@@ -102,7 +102,7 @@ def later(function: Callable[[], Outcome], worthwhile: bool = True) -> Future[Ou
     done: Future[Outcome] = Future()
     try:
         done.set_result(function())
-    except Exception as error:  # Ctrl-C is not put off
+    except Exception as error:  # Ctrl-C is not deferred
         done.set_exception(error)
     return done
 
@@ -122,8 +122,8 @@ def each(
 
 @contextlib.contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Operations too small for threads run without: waiting for each other costs them more than the
-    work.
+    """Run operations that are too small for several threads on one: waiting for each other would
+    take longer than the work.
     """
     before = torch.get_num_threads()
     if not wanted or before == 1:

@@ -204,12 +204,14 @@ class Program:
             return value.constant if value.source == "constant" else env[x.id]
 
         folds: Folds = {} if fuse is None else fuse
+        # Inside a chain no value is made, so none can be kept, and no gradient goes back through it.
         fused = self.chains if fuse is not None and keep is None and not grad else {}
         done: set[int] = set()
         with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
                 if op.index in done:
                     continue
+                # A chain runs as one only if the run passes all of it, and nobody watches inside.
                 chain = fused.get(op.index)
                 if (
                     chain
@@ -229,6 +231,7 @@ class Program:
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
+                # What was read for the last time is dropped: memory holds only what is alive.
                 for ref in op.inputs:
                     if self.last_use(ref) == op.index and not (keep is not None and keep(ref)):
                         env.pop(ref, None)
@@ -251,7 +254,7 @@ class Program:
     def _fetch(
         self, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
     ) -> Callable[[Any], Any]:
-        """A function from `Ref` to the tensor it stands for; anything else is handed through."""
+        """A function from `Ref` to the tensor it stands for; anything else is passed through."""
 
         def fetch(x: Any) -> Any:
             if not isinstance(x, Ref):
@@ -284,7 +287,7 @@ class Program:
     def fetch_output(
         self, vid: int, env: Mapping[int, Tensor], tensors: Mapping[str, Tensor]
     ) -> Tensor:
-        """An output value, which may be a parameter or an input handed through."""
+        """An output value, which may be a parameter or an input passed through."""
         value = self.values[vid]
         if value.source in ("param", "buffer"):
             return tensors[value.name]

@@ -59,17 +59,17 @@ class Ranks:
     def largest(self, tensors: Sequence[Tensor]) -> None:
         """Replace float64 tensors by their largest values on any rank."""
 
-    def share(self, own: Any) -> list[Any]:
+    def share(self, mine: Any) -> list[Any]:
         """What every rank has, by rank: tensors, numbers and words, and lists and dicts of them."""
-        return [own]
+        return [mine]
 
     def each(self, work: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
         """The work on every item, in order, each done by one rank; the same rank for the same
         place in the list. What it gives can be shared.
         """
-        own = {i: work(x) for i, x in enumerate(items) if i % self.count == self.rank}
+        done = {i: work(x) for i, x in enumerate(items) if i % self.count == self.rank}
         outcomes: dict[int, Outcome] = {}
-        for part in self.share(own):
+        for part in self.share(done):
             outcomes.update(part)
         return [outcomes[i] for i in range(len(items))]
 
@@ -78,11 +78,11 @@ class Ranks:
         told: Outcome = self.share(work() if self.rank == 0 else None)[0]
         return told
 
-    def agree(self, own: Callable[[], str], what: str) -> None:
+    def agree(self, digest: Callable[[], str], what: str) -> None:
         """See that all ranks have the same; what: for the message."""
         if self.count == 1:
             return
-        every = self.share(own())
+        every = self.share(digest())
         others = [str(rank) for rank, other in enumerate(every) if other != every[0]]
         if others:
             verb = "has" if len(others) == 1 else "have"
@@ -291,9 +291,9 @@ class _Job(Ranks):
             return None, device
         return self._group, torch.device("cpu")
 
-    def share(self, own: Any) -> list[Any]:
+    def share(self, mine: Any) -> list[Any]:
         file = io.BytesIO()
-        torch.save(own, file)
+        torch.save(mine, file)
         content = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
         with self._exchange("share"):
             sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]

@@ -83,7 +83,7 @@ class _Recorder(TorchDispatchMode):
         """The reference that stands for a tensor; anything else as it is."""
         if not isinstance(x, Tensor):
             return x
-        # A tensor that nobody made before the recorder's eyes: a constant of the model's code.
+        # A tensor that was not made while recording: a constant of the model's code.
         if id(x) not in self.current:
             self.add(x, "constant", constant=None if isinstance(x, FakeTensor) else x)
         return Ref(self.current[id(x)])

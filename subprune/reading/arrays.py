@@ -126,7 +126,7 @@ def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) 
 
 
 def _chosen_rows(path: Path, stream: BinaryIO, chosen: Sequence[int], width: int) -> bytes:
-    """Rows of so many bytes in the order they are asked for; what lies between is read and dropped,
+    """Rows of this many bytes in the order they are asked for; what lies between is read and dropped,
     bit by bit.
     """
     rows: dict[int, bytes] = {}

@@ -44,11 +44,11 @@ class Pixels:
 
     def of_images(self, images: Iterable[tuple[str, Tensor]], place: str) -> Tensor:
         """[images, channels, height, width] of named images, which must come out alike."""
-        own = self.prepare if not self.given else None
+        prepare = self.prepare if not self.given else None
         taken: list[Tensor] = []
         shapes: dict[tuple[int, ...], str] = {}
         for name, image in images:
-            shown = self._resized(image[None], place)[0] if own is None else own(image)
+            shown = self._resized(image[None], place)[0] if prepare is None else prepare(image)
             taken.append(shown)
             shapes.setdefault(tuple(shown.shape), name)
         if len(shapes) > 1:
@@ -61,7 +61,7 @@ class Pixels:
             )
             raise DataError(Message(words, place=place, sizes=sizes))
         stacked = torch.stack(taken)
-        return stacked if own is not None else self._scaled(stacked)
+        return stacked if prepare is not None else self._scaled(stacked)
 
     def of_array(self, x: Tensor, place: str) -> Tensor:
         """An array, which may hold images."""

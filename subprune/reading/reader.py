@@ -36,7 +36,7 @@ KINDS = (
 )
 """What can be read, in words."""
 
-_CALIBRATION = ("data", "--data")  # the option that all others speak of
+_CALIBRATION = ("data", "--data")  # the option that all others refer to
 _MOST_FILES = 100_000
 _TEXT_COLUMNS = ("text", "sentence", "content", "document", "review", "question")
 _IMAGE_COLUMNS = ("image", "img", "picture")
@@ -167,7 +167,7 @@ class Reader:
             )
 
     def refuse_text(self) -> None:
-        """The same for what is said of texts."""
+        """The same for what is said about texts."""
         asked = {"tokenizer": self.tokenizer, "context": self.context}
         given = [name for name, value in asked.items() if value is not None]
         if given and self.option in _CALIBRATION:
@@ -197,7 +197,7 @@ class Reader:
             raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
         if len(arrays) > 1:
             names = ", ".join(arrays)
-            self.refuse_pixels(f"whose arrays {names} are handed on as they are")
+            self.refuse_pixels(f"whose arrays {names} are passed on as they are")
             item = {n: _numbers(x) for n, x in arrays.items()}
             return [item if labels is None else {**item, "labels": _targets(labels)}]
         inputs = self.pixels.of_array(_numbers(next(iter(arrays.values()))), self._named)
@@ -224,8 +224,8 @@ class Reader:
                 f"{self.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}"
             )
         rows = draw(len(files), min(self.n_samples or _MOST_FILES, _MOST_FILES), self.seed)
-        taken = files if rows is None else [files[i] for i in rows]
-        images = ((str(file.relative_to(path)), read_image(file)) for file in taken)
+        chosen = files if rows is None else [files[i] for i in rows]
+        images = ((str(file.relative_to(path)), read_image(file)) for file in chosen)
         inputs = self.pixels.of_images(images, str(path))
         inside = [file.relative_to(path).parts for file in files]
         classes = sorted({parts[0] for parts in inside if len(parts) > 1})
@@ -237,13 +237,13 @@ class Reader:
                 f"{n or 'no'} outputs for each image"
             )
             return inputs
-        labels = [classes.index(file.relative_to(path).parts[0]) for file in taken]
+        labels = [classes.index(file.relative_to(path).parts[0]) for file in chosen]
         return inputs, torch.tensor(labels)
 
     # ---- tables ----------------------------------------------------------------------------------
 
     def _table(self, table: Table) -> Any:
-        """Texts, images or numbers of a table, with the labels beside them."""
+        """Texts, images or numbers of a table, with their labels."""
         label = next((name for name in LABEL_KEYS if name in table and name != self.column), None)
         others = [name for name in table if name != label]
         named = self._content(table, others)

@@ -34,7 +34,7 @@ class LayerWidth:
 
 @dataclass(frozen=True, kw_only=True)
 class GuaranteeLine:
-    """What is proven about one group's selection, beside what was measured;
+    """What is proven about one group's selection, next to what was measured;
     see docs/guarantees.md.
     """
 

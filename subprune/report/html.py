@@ -183,7 +183,7 @@ def _guarantees(r: Report) -> str:
         for g in r.guarantees
     ]  # fmt: skip
     table = html_table(head, rows, numbers=(1, 2, 3, 4))
-    text = "Bounds that hold for this data, beside what was reached; 100% says nothing."
+    text = "Bounds that hold for this data, next to what was reached; 100% says nothing."
     return section("Guarantees", text, f'<div class="card scroll">{table}</div>')
 
 

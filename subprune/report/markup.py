@@ -39,7 +39,7 @@ def breakable(name: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """So many of something, on one line."""
+    """A number of something, on one line."""
     return f"{number:,}\u00a0{noun}{'' if number == 1 else 's'}"
 
 

@@ -49,7 +49,7 @@ def mean_error(r: Report, counts: Mapping[str, int]) -> float:
 
 
 def known_costs(r: Report) -> Formula | None:
-    """The formula of the costs, if the report has one that speaks of its groups."""
+    """The formula of the costs, if the report has one that covers its groups."""
     usable = r.costs is not None and r.costs.speaks_of([g.name for g in r.plan.groups])
     return r.costs if usable and r.parameters[0] > 0 else None
 

@@ -37,7 +37,7 @@ def quality(r: Report) -> str:
 
 
 def _compared(r: Report) -> list[tuple[str, str]]:
-    """How the outputs compare with those before: held-out inputs first, the fitted ones beside."""
+    """How the outputs compare with those before: held-out inputs first, then the fitted ones."""
     shown, fitted = r.compared, r.fitted
     figures: list[tuple[Callable[[Comparison], str], str]] = []
     if shown.perplexity is not None:

@@ -26,7 +26,7 @@ class Stage:
 def stages(groups: Sequence[GroupPlan]) -> list[Stage]:
     """The groups of a plan in order, in one stage if they are few.
 
-    Stages are told apart by the first part of the names that differs (``layer1``, ``layer2``); of
+    Stages are distinguished by the first part of the names that differs (``layer1``, ``layer2``); of
     many numbered blocks (``model.layers.0`` to ``model.layers.31``), eight make a stage.
     """
     numbered = list(enumerate(groups))
@@ -36,7 +36,7 @@ def stages(groups: Sequence[GroupPlan]) -> list[Stage]:
     depth = _first_difference(names)
     heads = [".".join(n[: depth + 1]) for n in names]
     last = [n[depth] if len(n) > depth else "" for n in names]
-    many = len(set(heads)) > _FEW
+    many = len(set(heads)) > _FEW  # numbered blocks, mostly: eight of them make a stage
     members_of: dict[str, list[tuple[int, GroupPlan]]] = {}
     for (i, group), head, part in zip(numbered, heads, last, strict=True):
         key = head

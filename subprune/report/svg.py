@@ -1,6 +1,6 @@
 """Drawings of a report: error curves on one scale, and the widths of all layers.
 
-Lines are drawn in a box that is stretched to the place there is; labels and dots are HTML beside
+Lines are drawn in a box that is stretched to the place there is; labels and dots are HTML next to
 it, so that letters keep their size on every screen.
 """
 

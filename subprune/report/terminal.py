@@ -162,7 +162,7 @@ def surprise(c: Comparison) -> str:
 
 
 def verified(report: Report) -> list[tuple[str, str]]:
-    """Figures on the verification data beside accuracy."""
+    """Figures on the verification data, apart from accuracy."""
     rows: list[tuple[str, str]] = []
     if report.verified is not None and report.verified.perplexity is not None:
         rows.append(("perplexity", surprise(report.verified)))

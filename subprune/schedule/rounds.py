@@ -180,6 +180,7 @@ def _next(asked: Mapping[str, float], done: tuple[Round, ...], remaining: int) -
         for r in done:
             before, after = r.parameters if name in ("compression", "params") else r.flops
             ratio /= before / after
+        # `ratio` is what is still to go: with equal steps, the root of it for every round.
         step = max(1.0, ratio) ** (1 / remaining)
         goal[name] = step if name in ("compression", "speedup") else f"{100 / step:.9f}%"
     return goal

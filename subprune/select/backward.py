@@ -75,9 +75,9 @@ class _Solution:
         costs = torch.zeros(self.n_units, dtype=torch.float64)
         for units, columns in self.widths.values():
             alive = self.here[units]
-            own = columns[alive]  # [q, width]
-            blocks = self.inverse[own[:, :, None], own[:, None, :]]  # [q, width, width]
-            weights = self.weight[own]  # [q, width, m]
+            present = columns[alive]  # [q, width]
+            blocks = self.inverse[present[:, :, None], present[:, None, :]]  # [q, width, width]
+            weights = self.weight[present]  # [q, width, m]
             solved = torch.linalg.solve(blocks, weights)
             costs[units[alive]] = (weights * solved).sum((1, 2)).cpu()
         return costs

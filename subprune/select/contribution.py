@@ -27,10 +27,7 @@ class Contribution(Selector):
 
     name: ClassVar[str] = "contribution"
     needs_runs: ClassVar[bool] = True
-
-    @property
-    def divisible(self) -> bool:
-        return True
+    runs_divide: ClassVar[bool] = True
 
     def rank(self, view: View) -> Ranking:
         """The units that go last come first."""

@@ -29,10 +29,7 @@ class Fluctuation(Selector):
 
     name: ClassVar[str] = "fluctuation"
     needs_runs: ClassVar[bool] = True
-
-    @property
-    def divisible(self) -> bool:
-        return True
+    runs_divide: ClassVar[bool] = True
 
     @property
     def comparable(self) -> bool:
@@ -43,10 +40,10 @@ class Fluctuation(Selector):
         columns: list[Tensor] = []
         units: list[Tensor] = []
         for statistics, weight in view.blocks():
-            own = statistics.units.cpu() >= 0
+            mine = statistics.units.cpu() >= 0
             energy = weight.double().square().sum(1).cpu()  # [d]
-            columns.append((_variances(statistics).cpu() * energy)[own])
-            units.append(statistics.units.cpu()[own])
+            columns.append((_variances(statistics).cpu() * energy)[mine])
+            units.append(statistics.units.cpu()[mine])
         every, owners = torch.cat(columns), torch.cat(units)
         counts = by_unit(torch.ones_like(every), owners, view.n_units)
         means = by_unit(every, owners, view.n_units) / counts.clamp(min=1)

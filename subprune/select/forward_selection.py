@@ -129,7 +129,7 @@ class _BatchTrial:
     labels: Tensor
 
     def losses(self, kept: Sequence[int], candidates: Sequence[int]) -> Tensor:
-        """Loss with `kept` and each candidate in turn: [candidates]."""
+        """Loss with `kept` and one candidate after another: [candidates]."""
         parts = [_Part(self, c, kept) for c in self.group.consumers if self._direct(c)]
         scales = self._scales(kept, candidates)
         size = max((p.kept.numel() for p in parts), default=TOGETHER)

@@ -111,7 +111,7 @@ def _check(
     """Validate and return the number of units to pick."""
     if unit_count(stats) > n_units:
         raise OptionError(
-            f"the statistics speak of unit {unit_count(stats) - 1}, but n_units is {n_units}"
+            f"the statistics mention unit {unit_count(stats) - 1}, but n_units is {n_units}"
         )
     if tolerance is not None and not 0 < tolerance < 1:
         raise OptionError(
@@ -161,6 +161,8 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
 
     A gain that turns out smaller than it looked is corrected, and the choice is repeated.
     """
+    # Gains that were updated step by step carry rounding: `noise`, where it is known, or a share of
+    # the largest. Whatever may be the best within that is computed afresh.
     estimates, every = gains[candidates], state.noise()
     noise = None if every is None else every[candidates]
     exact: dict[int, float] = {}
@@ -173,10 +175,12 @@ def _best(state: Elimination, gains: Tensor, candidates: Tensor, floor: float) -
             if i not in exact:
                 exact[i] = state.exact_gain(int(candidates[i]))
         best = max(exact[i] for i in close)
+        # The largest estimate was right, but for what was doubted anyway: the choice stands.
         if best >= top - 2 * max(_DOUBT * top, floor):
             return int(
                 candidates[next(i for i in close if exact[i] >= best - max(TIE * best, floor))]
             )
+        # The estimates were too large: with exact gains in their place, others may be close.
         estimates[close] = estimates.new_tensor([exact[i] for i in close])
         if noise is not None:
             noise[close] = 0.0

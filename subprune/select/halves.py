@@ -57,6 +57,8 @@ class Moves:
         if len(self.holes):
             holes = self._spread(self.holes, r, matrix)
             sources = self._spread(self.sources, r, matrix) - size
+            # The units that move: how they meet each other is in the corner past the rest, how they
+            # meet those that stay is above it.
             corner = matrix[size:, size:].triu()
             corner = corner + corner.triu(1).T
             rows = matrix[:size, size:].index_select(1, sources).T.contiguous()  # [q·r, n·r]
@@ -70,9 +72,9 @@ def closing_moves(n: int, gone: list[int]) -> Moves:
     """How to close the gaps that units leave; gone: their places among n."""
     there = torch.ones(n, dtype=torch.bool)
     there[gone] = False
-    rest = int(there.sum())
-    holes = (~there[:rest]).nonzero().flatten()
-    return Moves(rest, holes, there[rest:].nonzero().flatten() + rest)
+    remaining = int(there.sum())
+    holes = (~there[:remaining]).nonzero().flatten()
+    return Moves(remaining, holes, there[remaining:].nonzero().flatten() + remaining)
 
 
 def diagonal_blocks(matrix: Tensor, r: int) -> Tensor:
@@ -188,7 +190,7 @@ def whitening(gram: Tensor, tolerance: float) -> Whitening:
         condition = float((pivots.max() / pivots.min()) ** 2) if len(live) else 1.0
         return Whitening(matrix, len(live), condition, "cholesky")
     values, vectors = torch.linalg.eigh(scaled)  # ascending
-    good = values > tolerance * values[-1]
+    good = values > tolerance * values[-1]  # directions that hold more than rounding
     matrix[live] = scale[live, None] * vectors
     condition = float(values[-1] / values[good][0])
     return Whitening(matrix[:, good] * values[good].rsqrt(), int(good.sum()), condition, "eigh")

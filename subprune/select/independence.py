@@ -62,11 +62,13 @@ def _maps(x: Tensor, consumer: Consumer, size: int, n_units: int) -> Tensor:
     samples = size if x.shape[0] % size == 0 else 1
     x = single(x).double().cpu().reshape(samples, -1, x.shape[-1])
     columns = torch.as_tensor(consumer.units_of(x.shape[-1]))
+    # Units may be read in different numbers of columns: shorter rows end in zeros, which change no
+    # singular value.
     counts = torch.bincount(columns[columns >= 0], minlength=n_units)
     maps = x.new_zeros(samples, n_units, int(counts.max()), x.shape[1])
     for unit in range(n_units):
-        own = (columns == unit).nonzero().flatten()
-        maps[:, unit, : len(own)] = x[:, :, own].transpose(1, 2)
+        mine = (columns == unit).nonzero().flatten()
+        maps[:, unit, : len(mine)] = x[:, :, mine].transpose(1, 2)
     return maps.flatten(2)
 
 

@@ -63,12 +63,9 @@ class WeightNorm(Selector):
 
     name: ClassVar[str] = "weight-norm"
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
     mean: bool = False  # of the weights, so that layers of different widths can be compared
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def comparable(self) -> bool:
@@ -90,12 +87,9 @@ class ActGrad(Selector):
     name: ClassVar[str] = "act-grad"
     needs_labels: ClassVar[bool] = True
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
     unit_length: bool = False  # scores of ℓ2 length 1 in every layer, so that they can be compared
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def comparable(self) -> bool:
@@ -250,5 +244,5 @@ def _unit_sums(product: Tensor, consumer: Consumer, size: int, n_units: int) -> 
     if x.ndim > 2 and x.shape[0] != size and x.shape[1] == size:  # length first
         x = x.transpose(0, 1)
     samples = size if x.shape[0] % size == 0 else 1
-    x = x.reshape(samples, -1, x.shape[-1]).sum(1)
+    x = x.reshape(samples, -1, x.shape[-1]).sum(1)  # [samples, inputs]
     return by_unit(x, torch.as_tensor(consumer.units_of(x.shape[-1])), n_units)

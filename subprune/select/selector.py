@@ -145,7 +145,7 @@ def all_labels(calibration: Calibration, who: str = "this method") -> list[Tenso
 
 @dataclass(frozen=True)
 class Selector(ABC):
-    """Ranks the units of one group, best first. What it needs stands beside it."""
+    """Ranks the units of one group, best first. The fields after it say what it needs."""
 
     role: ClassVar[str] = "selector"
     name: ClassVar[str]
@@ -153,6 +153,9 @@ class Selector(ABC):
     needs_pool: ClassVar[bool] = False  # a labelled set to draw from
     needs_runs: ClassVar[bool] = False  # looks at activations or weights, not at statistics alone
     needs_statistics: ClassVar[bool] = True
+    # Where it needs runs: whether it ranks the same if each rank of a job runs some of the inputs
+    # only, because it looks at weights alone, or makes its sums over all ranks.
+    runs_divide: ClassVar[bool] = False
 
     @property
     def nested(self) -> bool:
@@ -161,14 +164,12 @@ class Selector(ABC):
 
     @property
     def divisible(self) -> bool:
-        """Whether it ranks the same where each rank of a job runs some of the inputs only: it looks
-        at statistics and weights, or makes its sums over all ranks.
-        """
-        return not self.needs_runs
+        """Whether it ranks the same where each rank of a job runs some of the inputs only."""
+        return self.runs_divide or not self.needs_runs
 
     @property
     def bounded(self) -> bool:
-        """Whether the bounds of the paper speak of what it selects."""
+        """Whether the paper's bounds apply to what it selects."""
         return False
 
     @property
@@ -191,7 +192,7 @@ class Selector(ABC):
 
     def knowing(self, calibration: Calibration) -> Selector:
         """The selector with what was measured of the dense model on these inputs, for calls with
-        the same model and inputs; most measure nothing that could be handed on.
+        the same model and inputs; most measure nothing that could be passed on.
         """
         return self
 

@@ -2,7 +2,7 @@
 
 A unit is sensitive if somewhere, for some input and some output of the layer that reads it, it
 carries a large share of the sum. Positive and negative weights, and positive and negative
-activations, are looked at apart, so that all terms of a sum have one sign. Everything is computed
+activations, are looked at separately, so that all terms of a sum have one sign. Everything is computed
 on the dense model.
 """
 
@@ -104,14 +104,11 @@ class Sampling(Selector):
 
     name: ClassVar[str] = "sampling"
     needs_runs: ClassVar[bool] = True
+    runs_divide: ClassVar[bool] = True
     needs_statistics: ClassVar[bool] = False
 
     # By group, from an earlier call with the same model and inputs.
     known: Mapping[str, Sensitivity] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def divisible(self) -> bool:
-        return True
 
     @property
     def nested(self) -> bool:

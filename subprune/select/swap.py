@@ -2,7 +2,7 @@
 
 Greedy never takes back a pick, backward elimination never takes back a removal. Here the better of
 the two starts; then the units that are missed least are tried as the one that goes, and of those
-outside, refitted beside the rest, the one that gains most comes in its place. With ``P = G_SS⁻¹``
+outside, refitted together with the rest, the one that gains most comes in its place. With ``P = G_SS⁻¹``
 and ``X = P·C_S`` for the columns S of the kept units, removing the columns J of a unit costs
 ``tr(X_Jᵀ P_JJ⁻¹ X_J)``, and adding those of another gains ``tr(R_Jᵀ H_JJ⁻¹ R_J)``, with
 ``R = C − G_:S·X`` and ``H = G − G_:S·P·G_S:`` what the others leave of them.
@@ -115,8 +115,8 @@ class _Reader:
         place[columns] = torch.arange(len(columns))
         costs = torch.zeros(self.n_units, dtype=torch.float64)
         for unit in kept:
-            own = place[self.columns[unit]]
-            costs[unit] = _explained(inverse[own][:, own], weight[own])
+            mine = place[self.columns[unit]]
+            costs[unit] = _explained(inverse[mine][:, mine], weight[mine])
         return costs
 
     def gains(self, kept: Sequence[int]) -> Tensor:
@@ -125,15 +125,15 @@ class _Reader:
         inverse = damped_inverse(self.stats.part(columns))
         tall = gram[:, columns]  # [d, q]
         carried = tall @ inverse
-        rest = cross - carried @ cross[columns]  # [d, m]
+        unexplained = cross - carried @ cross[columns]  # [d, m]
         gains, inside = torch.zeros(self.n_units, dtype=torch.float64), set(kept)
         for unit in range(self.n_units):
-            own = self.columns[unit]
-            if unit in inside or not len(own):
+            mine = self.columns[unit]
+            if unit in inside or not len(mine):
                 continue
-            residual = gram[own][:, own] - carried[own] @ tall[own].T
-            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[own])
-            gains[unit] = _explained(residual, rest[own])
+            residual = gram[mine][:, mine] - carried[mine] @ tall[mine].T
+            residual.diagonal().add_(self.stats.tolerance * gram.diagonal()[mine])
+            gains[unit] = _explained(residual, unexplained[mine])
         return gains
 
 

@@ -23,10 +23,7 @@ class Wanda(Selector):
 
     name: ClassVar[str] = "wanda"
     needs_runs: ClassVar[bool] = True
-
-    @property
-    def divisible(self) -> bool:
-        return True
+    runs_divide: ClassVar[bool] = True
 
     def rank(self, view: View) -> Ranking:
         """By falling score."""

@@ -150,8 +150,8 @@ class Accumulator:
 
     @classmethod
     def merged(cls, parts: Sequence[Accumulator]) -> Accumulator:
-        """The sums over the rows of all parts, which stay as they are; a single part is handed back
-        itself.
+        """The sums over the rows of all parts, which stay as they are; a single part is returned
+        as it is.
         """
         if len(parts) == 1:
             return parts[0]
@@ -298,8 +298,8 @@ def _counting(
     """Rows [n, d] and targets [n, m] that count; counted: bool, n of them in any shape."""
     if counted is None:
         return rows, targets
-    own = counted.reshape(-1).to(rows.device)
-    return rows[own], None if targets is None else targets[own]
+    chosen = counted.reshape(-1).to(rows.device)
+    return rows[chosen], None if targets is None else targets[chosen]
 
 
 class ConsumerStatistics:
@@ -364,15 +364,15 @@ class ConsumerStatistics:
             return
         for rows, images, lines in conv_rows(b, self.consumer.conv, self.max_bytes):
             part = None if y is None else y[images, :, lines].movedim(1, -1).reshape(-1, y.shape[1])
-            own = None if counted is None else counted[images, :, lines]
-            self._add(*_counting(rows, part, own))
+            chosen = None if counted is None else counted[images, :, lines]
+            self._add(*_counting(rows, part, chosen))
 
     def _add(self, rows: Tensor, targets: Tensor | None) -> None:
         """Share out rows [n, all columns] and targets [n, all outputs] over the blocks."""
         self._check_columns(rows.shape[1])
         for i, part in enumerate(self.parts):
-            own = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
-            part.update(rows[:, i * part.d : (i + 1) * part.d], own, self.max_bytes)
+            wanted = None if targets is None else targets[:, i * part.m : (i + 1) * part.m]
+            part.update(rows[:, i * part.d : (i + 1) * part.d], wanted, self.max_bytes)
 
     def _add_shifted(self, b: Tensor, y: Tensor | None, conv: Convolution) -> None:
         """The same for b [N, inputs, *spatial], y [N, outputs, *out], without patches."""
@@ -382,9 +382,9 @@ class ConsumerStatistics:
             self.shifted[size] = [
                 ShiftSums(conv, size, p.d // conv.taps, p.m, self.gram) for p in self.parts
             ]
-        own = working(*(x for x in (b, y) if x is not None))
-        inputs = own[0].chunk(self.consumer.groups, 1)
-        outputs = own[1].chunk(self.consumer.groups, 1) if len(own) > 1 else [None] * len(inputs)
+        pair = working(*(x for x in (b, y) if x is not None))
+        inputs = pair[0].chunk(self.consumer.groups, 1)
+        outputs = pair[1].chunk(self.consumer.groups, 1) if len(pair) > 1 else [None] * len(inputs)
         for part, sums, x, target in zip(
             self.parts, self.shifted[size], inputs, outputs, strict=True
         ):
@@ -445,6 +445,6 @@ def summed(collectors: Sequence[ConsumerStatistics], ranks: Ranks) -> list[list[
     ranks.sum([x for one in sums for x in one] + list(others))
     precisions = torch.tensor([part.precision for part in every], dtype=torch.float64)
     ranks.largest([precisions])
-    for part, own, precision in zip(every, others, precisions.tolist(), strict=True):
-        part.settle(own, precision)
+    for part, numbers, precision in zip(every, others, precisions.tolist(), strict=True):
+        part.settle(numbers, precision)
     return parts

@@ -38,8 +38,8 @@ def factors(
     product: Tensor | None = None
     for step in landing.steps[:steps]:
         if isinstance(step, Scaling):
-            own = _factor(step, tensors)
-            product = own if product is None else product * own
+            factor = _factor(step, tensors)
+            product = factor if product is None else product * factor
     return product
 
 

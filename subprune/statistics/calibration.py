@@ -150,12 +150,12 @@ class Calibration:
 
     def start(self) -> Run:
         """A run of the dense model, before its first operation."""
-        tensors, own = model_tensors(self.model, self.structure.program), self.own
-        programs = [self.programs[i] for i in own]
-        envs = [self.programs[i].bind(self.batches[i].inputs) for i in own]
-        known = [masks(self.batches[i].inputs) for i in own]
-        folds = [self.folds[i] for i in own] if self.folds else None
-        share = RankShare(self.ranks, own, self.programs, self.n_folds)
+        tensors, numbers = model_tensors(self.model, self.structure.program), self.own
+        programs = [self.programs[i] for i in numbers]
+        envs = [self.programs[i].bind(self.batches[i].inputs) for i in numbers]
+        known = [masks(self.batches[i].inputs) for i in numbers]
+        folds = [self.folds[i] for i in numbers] if self.folds else None
+        share = RankShare(self.ranks, numbers, self.programs, self.n_folds)
         run = Run(programs, envs, tensors, folds, known, share)
         run.fuse = {}
         return run
@@ -213,8 +213,8 @@ def _portion(program: Program, size: int) -> int:
     sizes: dict[int, int] = {}  # by storage: views of a value, or of a parameter, are nothing new
     for v in program.values.values():
         if v.storage not in given:
-            own = math.prod(v.shape) * v.dtype.itemsize
-            sizes[v.storage] = max(own, sizes.get(v.storage, 0))
+            nbytes = math.prod(v.shape) * v.dtype.itemsize
+            sizes[v.storage] = max(nbytes, sizes.get(v.storage, 0))
     largest, together = max(sizes.values(), default=0), sum(sizes.values())
     excess = max(largest / VALUE_BYTES, together / ALL_BYTES)
     if excess <= 1:

@@ -93,15 +93,22 @@ def column_map(consumer: Consumer, program: Program, where: str) -> ColumnMap:
     use = consumer.use
     shape = program.values[use.weight_value].shape
     units = torch.as_tensor(consumer.units_of(consumer.columns.size * consumer.groups))
-    own = window(program.ops[use.op])
-    if own is None:
+    geometry = window(program.ops[use.op])
+    if geometry is None:
         return ColumnMap(units, shape[use.product.made], None, where)
-    kernel, groups = shape[2:], own.groups
+    kernel, groups = shape[2:], geometry.groups
     if use.product.transposed:
-        assert not isinstance(own.padding, str)
+        assert not isinstance(geometry.padding, str)
         conv = Convolution.transposed(
-            kernel, own.stride, own.padding, own.output_padding, own.dilation, groups
+            kernel,
+            geometry.stride,
+            geometry.padding,
+            geometry.output_padding,
+            geometry.dilation,
+            groups,
         )
         return ColumnMap(units, shape[1] * groups, conv, where)
-    conv = Convolution.make(kernel, own.stride, own.padding, own.dilation, "zeros", groups)
+    conv = Convolution.make(
+        kernel, geometry.stride, geometry.padding, geometry.dilation, "zeros", groups
+    )
     return ColumnMap(units, shape[0], conv, where)

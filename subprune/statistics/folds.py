@@ -25,7 +25,7 @@ __all__ = ["FoldedStatistics"]
 class FoldedStatistics:
     """One block of a consumer's columns: d columns, m outputs.
 
-    parts: the sums over each fold. weight: None where the target was seen beside the
+    parts: the sums over each fold. weight: None where the target was seen with the
     rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
     that were removed with other groups before. scale: [m], what the targets are multiplied by: the
     weights that are fitted to them are, too. ranks: those who have the same sums, and may share
@@ -55,8 +55,8 @@ class FoldedStatistics:
         columns: [q], those that the parts are about; None: all.
         """
         pairs = zip(self.parts, parts, strict=True)
-        own = [old.with_targets(new, columns) for old, new in pairs]
-        return FoldedStatistics(own, gone=self.gone, scale=self.scale, ranks=self.ranks)
+        moved = [old.with_targets(new, columns) for old, new in pairs]
+        return FoldedStatistics(moved, gone=self.gone, scale=self.scale, ranks=self.ranks)
 
     @property
     def folds(self) -> int:

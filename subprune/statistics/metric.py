@@ -119,10 +119,10 @@ def _squares(
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op.func(*args, **kwargs)
         first = flat_tensors(result)[0]
-        own = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
-        values[op.outs[0]] = own
+        probed = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
+        values[op.outs[0]] = probed
         with torch.enable_grad():
-            read = own.clone()  # which others may overwrite
+            read = probed.clone()  # which others may overwrite
         return read if isinstance(result, Tensor) else (read, *result[1:])
 
     override: dict[int, Override] = {landing.op: watch for landing in landings.values()}
@@ -131,6 +131,7 @@ def _squares(
     output = program.fetch_output(program.answer, env, tensors)
     if not output.requires_grad:
         return {}
+    # With random directions v, the mean square of ∂(v·y)/∂s is the diagonal of JᵀJ, where J = ∂y/∂s.
     known = masks(batch.inputs)
     reading = read_program(program, batch)
     where = answered(output.shape, batch, reading, program)
@@ -152,9 +153,9 @@ def _squares(
             if grad is None:
                 continue
             dim = landings[value].dim % grad.ndim
-            own = counted(program, known, value)
-            if own is not None:  # [rows, channels]
-                grad, dim = grad.movedim(dim, -1)[over_rows(own, grad.shape, dim).squeeze(dim)], 1
+            valid = counted(program, known, value)
+            if valid is not None:  # [rows, channels]
+                grad, dim = grad.movedim(dim, -1)[over_rows(valid, grad.shape, dim).squeeze(dim)], 1
             others = [d for d in range(grad.ndim) if d != dim]
             square = grad.double().square().sum(others).cpu()
             before, count = sums.get(value, (torch.zeros_like(square), 0))
@@ -171,6 +172,7 @@ def _direction(output: Tensor, reading: Reading, random: torch.Generator) -> Ten
     """What the output is asked about, in its shape."""
     if draws_answers(reading):
         assert reading.dim is not None
+        # The gradient of log p(answer) with respect to the scores is 1{answer} − p.
         shares = output.float().movedim(reading.dim, -1).softmax(-1)
         answers = _drawn(shares, random)[..., None]
         shares = shares.neg_().scatter_add_(

@@ -168,6 +168,8 @@ class Convolution:
             raise OptionError(
                 f"the kernel {self.kernel_size} does not fit the input {tuple(x.shape)}"
             )
+        # The same memory with more dimensions: the next output is `stride` positions further on, the
+        # next tap `dilation`.
         moves = [a * s for a, s in zip(steps, self.stride, strict=True)]
         reach = [a * d for a, d in zip(steps, self.dilation, strict=True)]
         size = (x.shape[0], *out, x.shape[1], *self.kernel_size)
@@ -243,7 +245,7 @@ def random_rows(
     images = torch.arange(n, device=x.device)[:, None].expand_as(chosen)
     index = tuple(i.reshape(-1) for i in (images, *torch.unravel_index(chosen, out)))
     if counted is not None:
-        own = counted[:, 0].to(x.device)[index]
-        index = tuple(i[own] for i in index)
+        valid = counted[:, 0].to(x.device)[index]
+        index = tuple(i[valid] for i in index)
     rows = view[index].reshape(-1, x.shape[1] * conv.taps)
     return rows, None if y is None else y.movedim(1, -1)[index]

@@ -52,7 +52,7 @@ class Gathered:
 
     blocks: tuple[FoldedStatistics, ...] = ()  # fold by fold
     statistics: tuple[Statistics, ...] = ()  # of all inputs
-    # Of the model whose layers give the target: what these have beside the product, their bias,
+    # Of the model whose layers give the target: what these add to the product, their bias,
     # belongs to it. Empty: of the model pruned so far.
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     # The dense run past the consumers, where the target made it go there.
@@ -81,15 +81,15 @@ class Gathered:
         """
         blocks: list[FoldedStatistics] = []
         for consumer in consumers:
-            own = self.blocks[len(blocks) : len(blocks) + consumer.groups]
+            of_consumer = self.blocks[len(blocks) : len(blocks) + consumer.groups]
             parts = new.get(consumer.use.op)
             if parts is not None:
                 which = columns[consumer.use.op] if consumer.groups == 1 else None
-                own = tuple(
+                of_consumer = tuple(
                     block.with_targets([fold[i] for fold in parts], which)
-                    for i, block in enumerate(own)
+                    for i, block in enumerate(of_consumer)
                 )
-            blocks += own
+            blocks += of_consumer
         return Gathered.of(blocks, tensors=self.tensors, passed=self.passed, aims=self.aims)
 
     @property

@@ -30,11 +30,11 @@ class Sequential(Target):
             source.advance(index)
 
             def one(i: int, consumer: Consumer = consumer) -> None:
-                own, op = source.counted_rows(consumer, i), consumer.use.op
+                counted, op = source.counted_rows(consumer, i), consumer.use.op
                 collector, x = collectors[op][source.folds[i]], source.argument(op, i)
                 spots = self._spots(place, consumer, collector, i)
                 x = x if spots is None else spots.rows(x).flatten(1)
-                collector.update(x, counted=own)
+                collector.update(x, counted=counted)
 
             self._each(source, one)
         scales = None

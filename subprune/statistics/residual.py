@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -18,7 +19,6 @@ from subprune.statistics.target import Target, as_gathered, in_order, side_by_si
 
 if TYPE_CHECKING:
     from subprune.statistics.accumulation import ConsumerStatistics
-    from subprune.statistics.columns import ColumnMap
     from subprune.statistics.place import Gathered, Place
     from subprune.statistics.runs import Run
     from subprune.statistics.spots import Spots
@@ -132,8 +132,8 @@ class Residual(Target):
         landing = consumer.landing
         assert landing is not None
         aim = single(aim)  # a difference of large numbers
-        rest = aim - offset(landing, run, batch, run.tensors, aim, spots)
-        return felt(rest, landing, self._metric(place))
+        missing = aim - offset(landing, run, batch, run.tensors, aim, spots)
+        return felt(missing, landing, self._metric(place))
 
     def _moving(self, place: Place) -> list[Consumer]:
         """The consumers whose targets move, as they run."""
@@ -163,44 +163,65 @@ class Residual(Target):
         for consumer in seen:
             index = consumer.use.op
             source.advance(index)
-            mapping = collectors[index][0].consumer
-            own, dim = inputs[index], consumer.use.product.features
-
-            def one(
-                i: int,
-                consumer: Consumer = consumer,
-                mapping: ColumnMap = mapping,
-                own: Tensor = own,
-                dim: int = dim,
-            ) -> None:
-                index, fold = consumer.use.op, source.folds[i]
-                tensors = models[1 + fold] if 1 + fold < len(models) else models[0]
-                x, aim = source.argument(index, i), gathered.aims[index][i]
-                collector, whole = collectors[index][fold], aim
-                spots = self._spots(place, consumer, collector, i)
-                counted = source.counted_rows(consumer, i)
-                weight = consumer_weight(consumer, tensors)
-                if spots is not None:
-                    x, aim = spots.rows(x), spots.at(aim)
-                if len(own) < x.shape[dim]:
-                    x, weight = x.index_select(dim, own), weight.index_select(1, own)
-                if consumer not in moving:
-                    collector.update(x, aim, counted)
-                    return
-                if spots is not None:
-                    x, weight = x.flatten(1), weight.flatten(1)
-                z = single(mapping.output(x, weight))
-                z = z if spots is None else z.reshape(aim.shape)
-                given = _arrived(consumer, source, i, tensors, z, spots)
-                easier = torch.where(aim < 0, given.clamp(max=0), aim)
-                y = self._wanted(place, consumer, source, i, easier, spots)
-                collector.update(x, y if spots is None else y.flatten(1), counted)
-                rest(whole)
-
-            self._each(source, one)
+            again = functools.partial(
+                self._collect_again,
+                place=place,
+                consumer=consumer,
+                source=source,
+                models=models,
+                aims=gathered.aims[index],
+                inputs=inputs[index],
+                collectors=collectors[index],
+                moves=consumer in moving,
+            )
+            self._each(source, again)
         new = {c.use.op: summed(collectors[c.use.op], source.ranks) for c in moving}
         columns = {op: collectors[op][0].columns_of(inputs[op]) for op in new}
         return gathered.with_targets(place.group.reweightable, new, columns)
+
+    def _collect_again(
+        self,
+        batch: int,
+        *,
+        place: Place,
+        consumer: Consumer,
+        source: Run,
+        models: Sequence[Mapping[str, Tensor]],
+        aims: Sequence[Tensor],
+        inputs: Tensor,
+        collectors: Sequence[ConsumerStatistics],
+        moves: bool,
+    ) -> None:
+        """Collect one batch of a consumer with targets that its fitted weights make easier.
+
+        inputs: [q], those of its inputs that stay; collectors: one for each fold; moves: whether
+        its targets do.
+        """
+        index, fold = consumer.use.op, source.folds[batch]
+        tensors = models[1 + fold] if 1 + fold < len(models) else models[0]
+        x, aim, collector = source.argument(index, batch), aims[batch], collectors[fold]
+        spots = self._spots(place, consumer, collector, batch)
+        counted = source.counted_rows(consumer, batch)
+        weight = consumer_weight(consumer, tensors)  # [outputs, inputs / groups, *kernel]
+        if spots is not None:  # x: [n, inputs, *kernel]; aim: [n, outputs, 1, …]
+            x, aim = spots.rows(x), spots.at(aim)
+        # Removed units are zero already; without them there is less to multiply.
+        dim = consumer.use.product.features
+        if len(inputs) < x.shape[dim]:
+            x, weight = x.index_select(dim, inputs), weight.index_select(1, inputs)
+        if not moves:
+            collector.update(x, aim, counted)
+            return
+        if spots is not None:  # one row for each place, a linear layer's
+            x, weight = x.flatten(1), weight.flatten(1)
+        z = single(collector.consumer.output(x, weight))
+        z = z if spots is None else z.reshape(aim.shape)
+        given = _arrived(consumer, source, batch, tensors, z, spots)
+        # What ReLU makes zero anyway may be as negative as the layer likes.
+        easier = torch.where(aim < 0, given.clamp(max=0), aim)
+        y = self._wanted(place, consumer, source, batch, easier, spots)
+        collector.update(x, y if spots is None else y.flatten(1), counted)
+        rest(aims[batch])
 
 
 def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:

@@ -130,6 +130,7 @@ class Run:
         """
         override = {**self.override, **(watch or {})}
         for norm in sorted(i for i in self.renew if self.position <= i < stop):
+            # Up to the norm, its moments over all batches, and on with these.
             self._advance(norm, override)
             inputs = [self._normed(norm, i) for i in range(len(self.envs))]
             moments = pooled(inputs, self.ranks)
@@ -268,21 +269,21 @@ class Run:
 
     def counted_rows(self, consumer: Consumer, batch: int) -> Tensor | None:
         """Which rows of a consumer's output count, [..., 1] or [N, 1, *out]; None: all do."""
-        own = self.counted(consumer.use.output, batch)
-        if own is None:
+        positions = self.counted(consumer.use.output, batch)
+        if positions is None:
             return None
         shape = self.programs[batch].values[consumer.use.output].shape
-        return over_rows(own, shape, consumer.use.product.output)
+        return over_rows(positions, shape, consumer.use.product.output)
 
     def _normed(self, norm: int, batch: int) -> Tensor:
         """What a norm is about to read, [N, channels, …]; where padding is left out,
         [rows, channels].
         """
         x = self.argument(norm, batch)
-        own = self.counted(self.programs[batch].ops[norm].outs[0], batch)
-        if own is None:
+        positions = self.counted(self.programs[batch].ops[norm].outs[0], batch)
+        if positions is None:
             return x
-        return x.movedim(1, -1)[over_rows(own, x.shape, 1).squeeze(1)]
+        return x.movedim(1, -1)[over_rows(positions, x.shape, 1).squeeze(1)]
 
     def ahead(self, batch: int, ops: Sequence[int], value: int) -> Tensor:
         """A value, made by these operations ahead of the present position; the run stays here."""
@@ -334,7 +335,7 @@ class Passage:
 
     def go_to(self, group: Group) -> Run | None:
         """Advance to the group's first consumer; the run at the group's first layer, if it changes
-        norms. A group is gone to once: its mark, which holds activations, is then given away.
+        norms. Each group is visited once: its mark, which holds activations, is handed over then.
         """
         self.advance(min(c.use.op for c in group.consumers))
         self._narrowing = [g for g in self._narrowing if g.name != group.name]

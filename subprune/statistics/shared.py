@@ -55,7 +55,7 @@ class SharedInputs:
 
     def with_targets(self, targets: Sequence[Accumulator]) -> list[Accumulator]:
         """The known sums with those of other targets, which were made without them."""
-        return [own.with_targets(new) for own, new in zip(self._sums, targets, strict=True)]
+        return [sums.with_targets(new) for sums, new in zip(self._sums, targets, strict=True)]
 
 
 def _read(consumer: Consumer, run: Run) -> tuple[list[Tensor], list[Tensor | None]]:

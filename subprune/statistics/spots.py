@@ -32,7 +32,7 @@ NUMBERS = 2**27
 
 @dataclass(frozen=True)
 class Spots:
-    """Some output positions of a batch: n in all, of every image as many."""
+    """Some output positions of a batch: n in all, the same number in every image."""
 
     conv: Convolution
     index: tuple[Tensor, ...]  # [n] each: the image, then the position in every spatial dimension
@@ -41,7 +41,7 @@ class Spots:
     def drawn(
         cls, conv: Convolution, shape: Sequence[int], count: int, seed: int, *of: str
     ) -> Spots:
-        """So many positions of each image, of outputs of a shape [N, O, *out]; the same for the
+        """This many positions of each image, of outputs of shape [N, O, *out]; the same for the
         same seed and purpose.
         """
         n, _, *out = shape
@@ -62,7 +62,7 @@ class Spots:
 
 
 def per_image(run: Run, consumer: Consumer, mapping: ColumnMap, rows: int | None) -> int | None:
-    """At how many places of each image a layer is looked at; None: at all.
+    """At how many places of each image a layer is looked at; None: at all of them.
 
     rows: for each column, at least, and over all images.
     """

@@ -139,7 +139,7 @@ def clipped(rows: Tensor, most: float | None) -> Tensor:
     """
     if most is None or len(rows) < 2:
         return rows
-    energies = rows.square().sum(1)
+    energies = rows.square().sum(1)  # [n]
     limit = most * energies.median()
     if float(limit) <= 0 or not bool((energies > limit).any()):
         return rows

@@ -35,8 +35,8 @@ PATCHES: tuple[Patches, ...] = ("all", "random")
 class Target(ABC):
     """What the layers that read a group should give."""
 
-    # Convolutions are seen at all patches of each image, or at as many random ones as their kernel
-    # has positions.
+    # Convolutions are seen at all patches of each image, or at one random patch for each position
+    # of their kernel.
     patches: Patches = "all"
     # Rows of a linear layer count with at most that multiple of the median energy, where Y is made
     # of the rows; None: as they are.
@@ -80,7 +80,7 @@ class Target(ABC):
 
     @property
     def unbounded(self) -> str:
-        """Why the bounds of the paper do not speak of what is fitted to it; empty if they do."""
+        """Why the paper's bounds do not apply to what is fitted to it; empty if they do."""
         return ""
 
     @property
@@ -159,9 +159,9 @@ def side_by_side(
     trace = Trace([consumer], lambda n, c, x, y: outputs.append(x if y is None else y))
     dense.advance(consumer.use.op)
     for i in dense.each(consumer.use.op + 1, trace.watch(outputs=True)):
-        own = current.counted_rows(consumer, i)
+        counted = current.counted_rows(consumer, i)
         x = current.argument(consumer.use.op, i)
-        collectors[current.folds[i]].update(x, outputs.pop(), own)
+        collectors[current.folds[i]].update(x, outputs.pop(), counted)
 
 
 def as_gathered(
@@ -203,11 +203,11 @@ def _shared(
     inputs: SharedInputs, consumer: Consumer, run: Run, parts: list[list[Accumulator]]
 ) -> list[list[Accumulator]]:
     """Parts [folds][1] with the sums over inputs that were known, or are from now on."""
-    own = [fold[0] for fold in parts]
-    if own[0].gram:
-        inputs.note(consumer, run, own)
+    whole_folds = [fold[0] for fold in parts]
+    if whole_folds[0].gram:
+        inputs.note(consumer, run, whole_folds)
         return parts
-    return [[whole] for whole in inputs.with_targets(own)]
+    return [[whole] for whole in inputs.with_targets(whole_folds)]
 
 
 def _blocks(
@@ -233,6 +233,6 @@ def _blocks(
     blocks = []
     for i, first in enumerate(parts[0]):
         off = None if removed is None else removed.repeat_interleave(first.d // len(removed))
-        own = [fold[i] for fold in parts]
-        blocks.append(FoldedStatistics(own, weights[i], off, scale=scales[i], ranks=ranks))
+        by_fold = [fold[i] for fold in parts]
+        blocks.append(FoldedStatistics(by_fold, weights[i], off, scale=scales[i], ranks=ranks))
     return blocks

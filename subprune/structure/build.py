@@ -24,7 +24,7 @@ SlotKey = tuple[str, int]  # parameter or buffer, dimension
 
 
 def owner(tensor: str) -> str:
-    """The module that holds a parameter; of a reparametrised one, the layer itself."""
+    """The module that holds a parameter; for a reparametrised one, the layer itself."""
     return (
         tensor.partition(".parametrizations.")[0]
         if ".parametrizations." in tensor
@@ -33,7 +33,7 @@ def owner(tensor: str) -> str:
 
 
 def layer(program: Program, tensor: str, op: int) -> str:
-    """The layer that uses a weight: of a tied one, the one that was running."""
+    """The layer that uses a weight; for a tied one, the layer that was running."""
     module = program.ops[op].module
     return (
         module
@@ -163,6 +163,7 @@ class Builder:
         for key in made:
             live = self.root[self.flow.slots[key]]
             mine = live[(self.label[live] == g) & ~self.frozen[live]]
+            # each component once, where it comes first, and not those that have a number already
             _, at = np.unique(mine, return_index=True)
             fresh = mine[np.sort(at)]
             fresh = fresh[self.unit[fresh] < 0]
@@ -195,8 +196,8 @@ class Builder:
         if use.product.transposed:  # its weight holds the inputs of all groups, which read the same
             units = units[: units.size // use.groups]
         name = layer(self.flow.program, use.weight, use.op)
-        own = replace(use, bias=self._own_bias(use))
-        return Consumer(name, own, units, self._landing(use, own.bias), self._obstacle(use))
+        own_use = replace(use, bias=self._own_bias(use))
+        return Consumer(name, own_use, units, self._landing(use, own_use.bias), self._obstacle(use))
 
     def _landing(self, use: Use, own_bias: str | None) -> Landing | None:
         """Where the layer's output lands; a layer is asked for once for every group it reads."""
@@ -253,6 +254,8 @@ class Builder:
             return False
         reached: set[int] = set()  # values computed from what a consumer made
         back: set[int] = set()  # of these, the ones that carry units of the group again
+        # A walk from the readers on: what they made (`reached`), what comes back from it in the
+        # shape of the units (`back`), and whether that is added to something that has them still.
         for op in self.flow.program.ops[min(starts) :]:
             returned = any(v in back for v in op.inputs)
             others = (

@@ -75,8 +75,8 @@ def choose_groups(
 
 
 def _check_named(structure: Structure, named: Collection[str], goal: str) -> None:
-    """Refuse a layer by name that makes no group, with the reason. A layer may be called as a kind
-    of groups is, which is what such a name means.
+    """Refuse a layer by name that makes no group, with the reason. Where a layer has the name of a
+    kind of groups, such as "head", the kind is meant.
     """
     makers = {name for g in structure.groups for name in (g.name, *g.producers)}
     for name in named:
@@ -115,8 +115,8 @@ class _Match:
 
 
 def _asked(item: Any, structure: Structure, model: nn.Module, streams: bool) -> set[str]:
-    """Groups that an item of `only` asks for: named itself, anything that can go; caught by
-    something wider, the inner ones. None at all is refused.
+    """Groups that an item of `only` asks for: one that it names itself, if that can go at all;
+    inner ones, where it covers several. An item that finds none is refused.
     """
     match = _match(item, structure, model, "only")
     stay = {

@@ -47,9 +47,9 @@ class _Products:
         product.
         """
         index = self.index[some]
-        rest = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
+        others = np.where(spans[index], 1, lengths[index]).prod(axis=1) * self.factors[some]
         grown = np.zeros(lengths.size, dtype=np.int64)
-        np.add.at(grown, index[spans[index]], rest)
+        np.add.at(grown, index[spans[index]], others)
         return grown
 
     def lost(self, before: Floats, after: Floats, shares: Floats) -> Floats:
@@ -63,8 +63,8 @@ class _Products:
         for place, weight in ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6)):  # exact: Simpson's rule
             factors = (before + place * (after - before))[self.index]
             for j in range(self.index.shape[1]):
-                rest = np.delete(factors, j, axis=1).prod(axis=1) * self.factors
-                lost += weight * (rest @ shares[self.index[:, j]])
+                others = np.delete(factors, j, axis=1).prod(axis=1) * self.factors
+                lost += weight * (others @ shares[self.index[:, j]])
         return lost
 
     def kept(self, places: Mapping[int, int], full: Ints) -> tuple[Monomial, ...]:
@@ -105,6 +105,9 @@ class CostModel:
                 [x for op, xs in flops.items() if op not in edges.ops for x in xs]
             ),
         }
+        # The length of a dimension is linear in the numbers of units, where all of a group have the
+        # same size: lengths [spans] = fixed + per_unit [spans, groups] @ counts [groups]. Others are
+        # kept by group, with the size of each unit.
         self._full = np.array([g.n_units for g in self.groups.values()], dtype=np.int64)
         self._fixed = np.array([s.fixed for s in self._spans], dtype=np.int64)
         self._per_unit = np.zeros((len(self._spans), len(self.names)), dtype=np.int64)
@@ -136,12 +139,14 @@ class CostModel:
         base = self._lengths(counts, strict=False)  # without the units of uneven groups
         if not uneven:
             return int(products.total(base))
+        # Every length as if its largest units were kept: a bound for products of several of them.
         longest, spans = base.copy(), np.zeros(base.size, dtype=bool)
         for name in uneven:
             for i, sizes in self._uneven[name]:
                 spans[i] = True
                 longest[i] += int(np.sort(sizes)[::-1][: counts[name]].sum())
-        # products that are linear in the kept units
+        # Products with one such length are linear in the kept units: there the bound is the sum of
+        # the most expensive units, each counted with all that it costs.
         single = spans[products.index].sum(axis=1) == 1
         total = products.total(longest, ~single) + products.total(base, single)
         weights = products.slopes(longest, spans, single)
@@ -181,6 +186,7 @@ class CostModel:
         """
         group = self.groups[self._check(name)]
         column, full = self._column[name], self._lengths({}, strict=False)
+        # [units, spans]: what each unit takes off every length
         less = np.repeat(self._per_unit[:, column][None, :], group.n_units, axis=0)
         for i, sizes in self._uneven.get(name, ()):
             less[:, i] = sizes
@@ -208,17 +214,19 @@ class CostModel:
         columns = [self._column[self._check(name)] for name in names]
         sizes = self._per_unit[:, columns].astype(np.float64)
         for column, name in enumerate(names):
-            for i, own in self._uneven.get(name, ()):
-                sizes[i, column] = own.mean()
+            for i, uneven in self._uneven.get(name, ()):
+                sizes[i, column] = uneven.mean()
         full = self._lengths_of({})
+        # Only lengths that some of these groups change are written down, by their new places.
         moving = np.flatnonzero(sizes.any(axis=1))
         places = {int(i): place for place, i in enumerate(moving)}
         lengths = []
         for i in moving.tolist():
-            own = np.flatnonzero(sizes[i])
-            widths = self._full[columns][own]
-            fixed = int(full[i]) - round(float(sizes[i, own] @ widths))
-            lengths.append(Length(fixed, tuple(own.tolist()), tuple(sizes[i, own].tolist())))
+            those = np.flatnonzero(sizes[i])  # groups with units in this length
+            widths = self._full[columns][those]
+            # what is left when all units of these groups are gone
+            fixed = int(full[i]) - round(float(sizes[i, those] @ widths))
+            lengths.append(Length(fixed, tuple(those.tolist()), tuple(sizes[i, those].tolist())))
         return Formula(
             groups=tuple(names),
             lengths=tuple(lengths),

@@ -1,7 +1,7 @@
 """The edges of a model: tables that are looked up or added, and the layers that make its output.
 
-What lies between them are the blocks: what people mean when they speak of a part of a transformer,
-whose tables of words may be larger than all of its layers together.
+Between them lie the blocks: what people mean by a share of a transformer, whose word tables may be
+larger than all of its layers together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_edges(flow: Flow) -> Edges:
 
 
 def _tables(flow: Flow) -> set[str]:
-    """Parameters whose rows are looked up, added to what flows, or put beside it (positions, tokens
+    """Parameters whose rows are looked up, added to what flows, or concatenated with it (positions, tokens
     of the model's own); not weights, biases and factors.
     """
     program = flow.program
@@ -68,7 +68,7 @@ def _heads(program: Program, uses: list[Use]) -> list[Use]:
     heads: dict[int, Use] = {}
     for output in program.outputs:
         value: int | None = output
-        # what others read too is no end of the model: keys and values that are given back
+        # what others read too is not an end of the model: keys and values that are returned
         most = 0
         while value is not None and readers[value] <= most:
             if value in made:

@@ -123,7 +123,7 @@ class Flow:
             )
 
     def walk(self) -> None:
-        """Apply the rule of every operation; then hold the outputs fast."""
+        """Apply the rule of every operation; then freeze the outputs."""
         for op in self.program.ops:
             handler = getattr(op.func, "rule", None) or RULES.get(op.kind)
             if op.mutates and any(self.has_labels(v) for v in op.inputs):

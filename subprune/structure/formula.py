@@ -60,8 +60,8 @@ class Formula:
 
 
 def _length(length: Length, widths: Sequence[int]) -> float:
-    own = zip(length.groups, length.each, strict=True)
-    return length.fixed + sum(each * widths[i] for i, each in own)
+    parts = zip(length.groups, length.each, strict=True)
+    return length.fixed + sum(each * widths[i] for i, each in parts)
 
 
 def _multiplied(monomial: Monomial, lengths: Sequence[float]) -> float:

@@ -108,16 +108,14 @@ class Group:
         return max(1, len(self._ones(range(self.n_units))))
 
     def choice(self, order: Sequence[int], k: int) -> tuple[int, ...]:
-        """The first k units of an order, sorted; one of every part is among them, the best there
-        is.
-        """
+        """The first k units of an order, sorted; the best unit of every part is among them."""
         ones = self._ones(order) if k < self.n_units else []
         if len(ones) > k:
             ones = self._ones(range(self.n_units))
         return tuple(sorted(list(dict.fromkeys([*ones, *order]))[:k]))
 
     def _ones(self, order: Sequence[int]) -> list[int]:
-        """The first unit of every part; parts that hold one of another part's are done."""
+        """The first unit of every part, but for parts that hold one of another part's already."""
         place = {unit: i for i, unit in enumerate(order)}
         ones: list[int] = []
         for part in sorted(self.parts, key=len):

@@ -190,7 +190,7 @@ class LabelSpace:
         return (np.broadcast_to(flat.reshape(shape), tuple(sizes)).ravel(),)
 
     def _merge_free(self, dims: Sequence[Dim | None], sizes: Sequence[int]) -> Dim | None:
-        """Repetition beside positions that cannot go:
+        """Repetition next to positions that cannot go:
         fresh ids, which follow whatever they meet.
         """
         free = [i for i, d in enumerate(dims) if d == FREE]
@@ -275,10 +275,11 @@ class LabelSpace:
             return result
         # The picked slice of the frame: its flat ids stand for the other axes from now on.
         at = int(gone[0][position]) - int(frame.axes[axis][0])
-        index = [
+        index = [  # of each other axis, which of its positions the dimension consists of
             self._positions(frame, i, dims[j] or ()) for i, j in zip(others, where, strict=True)
         ]
         flat = np.take(frame.flat, at, axis=axis)[np.ix_(*[p for p in index if p is not None])]
+        # What is left of two axes is one: its ids are the flat ones. Of more, it is a frame again.
         if flat.ndim == 1:
             new_axes: list[Ids] = [flat]
         else:
@@ -300,14 +301,14 @@ class LabelSpace:
         for bold in (False, False, True):
             frozen = self._mark(root, [ids for ids, _ in self.frozen])
             batch, mixed = self._mark(root, self.batch), self._mark(root, self.mixed)
-            rest, done = [], len(self.pairs)  # ties before this round are in `root`
+            waiting, done = [], len(self.pairs)  # ties before this round are in `root`
             for frame in open_:
                 choice = self._choose(frame, root, frozen, batch, mixed, bold)
                 if choice is None:
-                    rest.append(frame)
+                    waiting.append(frame)
                 else:
                     self._settle(frame, choice)
-            open_ = rest
+            open_ = waiting
             root = components(self.size, self.pairs[done:], root)
         reasons: dict[int, str] = {}
         for ids, reason in self.frozen:
@@ -327,19 +328,19 @@ class LabelSpace:
                 x = leader[x]
             return x
 
-        rest = []
+        partial = []
         for a, b in self.pairs:
             if self._is_block(a) and self._is_block(b) and a.size == b.size:
                 low, high = sorted((find(int(a[0])), find(int(b[0]))))
                 leader[high] = low
             else:
-                rest.append((a, b))
+                partial.append((a, b))
         known = np.arange(self.size, dtype=np.int64)
         for start, count in self._blocks.items():
             if leader[start] != start:
                 first = find(start)
                 known[start : start + count] = np.arange(first, first + count)
-        return components(self.size, rest, known)
+        return components(self.size, partial, known)
 
     def _is_block(self, ids: Ids) -> bool:
         """Whether these are the ids of one call of `new`, all of them and in order."""
@@ -370,6 +371,7 @@ class LabelSpace:
 
         Returns -1 if no axis can be cut, None if the choice should wait for other frames'.
         """
+        # An axis can be cut if some of its positions can go.
         able = [i for i, axis in enumerate(frame.axes) if not frozen[root[axis]].all()]
         if not able:
             return -1

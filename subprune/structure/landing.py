@@ -79,6 +79,7 @@ def find_landing(
     """
     if not _plain_bias(program, use):
         return None
+    # One norm or sum after another, while the value is read by that alone.
     read_by = _read_by(program)
     dim = use.product.output
     value, made = use.output, use.op

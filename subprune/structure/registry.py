@@ -157,7 +157,7 @@ def _module_rule(
     if isinstance(like, Product | Norm) or (isinstance(like, str) and like in {*PRODUCTS, *NORMS}):
         raise OptionError(
             f"rule of {kind.__name__}: a module is one operation, whose weights cannot be refitted; "
-            f"allowed are {POINTWISE!r}, {CHANNELS!r} or a function. A product is known by itself "
+            f"allowed are {POINTWISE!r}, {CHANNELS!r} or a function. A product needs no rule "
             "where the module calls operations of PyTorch, or one that has a rule"
         )
     rule = _rule(kind.__name__, like)
@@ -166,8 +166,8 @@ def _module_rule(
     def module_rule(flow: Flow, op: Op) -> None:
         rule(flow, op)
         label = flow.dims(op.inputs[0])[place]
-        for name, own in parameters.items():
-            slot = f"{op.func.name}.{name}", own % _rank(flow, op, name)
+        for name, axis in parameters.items():
+            slot = f"{op.func.name}.{name}", axis % _rank(flow, op, name)
             flow.match(op, [label, (flow.slots[slot],)], "belongs to a module of a rule of its own")
 
     return module_rule

@@ -42,6 +42,8 @@ def flop_terms(flow: Flow, owner: Callable[[Ids], Span]) -> tuple[Term, ...]:
     for op in flow.program.ops:
         if not op.flops:
             continue
+        # What PyTorch has counted is a multiple of the product of these lengths: of kernels, of two
+        # for multiply and add, of output positions.
         products = lengths(op, lambda value: len(flow.shape(value)))
         unit = sum(int(np.prod([flow.shape(v)[d] for v, d in places])) for places in products)
         if not products:

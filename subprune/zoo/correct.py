@@ -44,7 +44,7 @@ def channels_last(model: nn.Module, wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Train or eval mode, every module given back its own."""
+    """Train or eval mode; every module gets its own back."""
     before = {module: module.training for module in model.modules()}
     model.train(training)
     try:

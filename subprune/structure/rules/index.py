@@ -48,6 +48,8 @@ def lookup(flow: Flow, op: Op) -> None:
         dims = flow.dims(source)
         for i in indexed:
             flow.freeze(op, dims[i], "rows are looked up by index")
+        # Indices of dimensions that follow each other: theirs stand in the place of these. (Others
+        # come first in the result, and no labels are kept.)
         if indexed and indexed == list(range(indexed[0], indexed[-1] + 1)):
             shapes = [flow.shape(x) for x in indices if x is not None]
             rank = len(np.broadcast_shapes(*shapes))
@@ -83,7 +85,7 @@ def shuffle(flow: Flow, op: Op) -> None:
         rows = channels[0].reshape(-1, n * n)
         flow.space.tie(rows[:, 1:], rows[:, :1])
         channels = (np.ascontiguousarray(rows[:, 0]),)
-    elif channels and op.kind == "pixel_unshuffle":
+    elif channels and op.kind == "pixel_unshuffle":  # one channel becomes r², which go together
         channels = tuple(np.repeat(ids, n * n) for ids in channels)
     elif channels:  # channel shuffle in n groups: the same positions of every group go
         rows = channels[0].reshape(n, -1)

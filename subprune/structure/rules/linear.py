@@ -126,13 +126,14 @@ def _grouped(
 
     The weight is [outputs, inputs / groups, *kernel], labelled `made` and `summed`.
     """
-    rows = made[0].reshape(groups, -1)
+    rows = made[0].reshape(groups, -1)  # [groups, outputs of one]
     if flow.shape(op.inputs[0])[1] == groups:
         if not channels:
             flow.freeze(op, made, _INPUT)
         else:
             flow.space.tie(rows, channels[0][:, None])
         return made
+    # Groups must stay equally large: what goes from one goes from all.
     flow.space.tie(rows[1:], rows[:1])
     if channels and summed:
         flow.space.tie(channels[0].reshape(groups, -1), summed[0][None, :])
@@ -161,18 +162,21 @@ def attention(flow: Flow, op: Op) -> None:
     qd, kd, vd = flow.dims(q), flow.dims(k), flow.dims(v)
     shape, kshape = flow.shape(q), flow.shape(k)
     mask = ref(argument(op, "attn_mask"))
+    # q·k sums over the dimensions of a head: those of queries and keys go together.
     flow.match(op, [qd[-1], kd[-1]], _INPUT)
     if qd[-1]:
         flow.space.mixed.append(qd[-1][0])
         if argument(op, "scale") is None:
             flow.freeze(op, qd[-1], "the scale of attention follows from the size of a head")
         flow.reduce(op, q, [len(qd) - 1])
+    # All dimensions before [length, head size]: inputs and heads. Where there are fewer heads of
+    # keys and values, each of them serves several of the queries'.
     lead: list[Dim | None] = []
     for i in range(len(qd) - 2):
         times = shape[i] // kshape[i]
         met = [qd[i], *(_shared_heads(d, times, kshape[i]) for d in (kd[i], vd[i]))]
         if mask is not None:
-            back = len(qd) - i
+            back = len(qd) - i  # counted from the end: masks are broadcast
             mshape = flow.shape(mask)
             if len(mshape) >= back and mshape[-back] == shape[i]:
                 met.append(flow.dims(mask)[-back])

@@ -76,7 +76,7 @@ def pointwise(flow: Flow, op: Op) -> None:
     """Broadcast; operands that meet at a position share its label."""
     out = flow.shape(op.outs[0])
     result: list[Dim | None] = []
-    for back in range(len(out), 0, -1):
+    for back in range(len(out), 0, -1):  # counted from the last dimension, as broadcasting does
         full: list[tuple[int, Dim | None]] = []
         for vid in op.inputs:
             shape = flow.shape(vid)
@@ -108,6 +108,8 @@ def view(flow: Flow, op: Op) -> None:
     old, new = flow.shape(source), flow.shape(op.outs[0])
     if 0 in old:
         return
+    # Both shapes as products of the same factors: (6, 4) → (2, 12) are (2, 3, 4). They exist where
+    # every bound divides the next.
     cuts = sorted(set(_bounds(old)) | set(_bounds(new)))
     if any(b % a for a, b in pairwise(cuts)):
         if flow.has_labels(source):
@@ -163,6 +165,7 @@ def rearrange(flow: Flow, op: Op) -> None:
     source = op.inputs[0]
     dims, shape = flow.dims(source), flow.shape(source)
     rank = len(dims)
+    # For every dimension of the result, the one of the source that it is; None for a new one.
     order: list[int | None]
     if op.kind in ("transpose", "t", "numpy_T", "mT"):
         order = list(range(rank))
@@ -191,7 +194,7 @@ def rearrange(flow: Flow, op: Op) -> None:
     result: list[Dim | None] = []
     for i, place in enumerate(order):
         dim = FREE if place is None else dims[place]
-        if place is not None and shape[place] != out[i]:
+        if place is not None and shape[place] != out[i]:  # expanded
             flow.freeze(op, dim, "a single position is repeated")
             dim = FREE
         result.append(dim)
@@ -268,8 +271,8 @@ def select(flow: Flow, op: Op) -> None:
     positions = range(len(op.outs)) if op.kind == "unbind" else [argument(op, "index") % shape[dim]]
     for position, vid in zip(positions, op.outs, strict=True):
         gone = dims[dim]
-        rest = [d for i, d in enumerate(dims) if i != dim]
-        flow.put(vid, rest if not gone else flow.space.subframe(rest, gone, position))
+        kept = [d for i, d in enumerate(dims) if i != dim]
+        flow.put(vid, kept if not gone else flow.space.subframe(kept, gone, position))
     _keep_origin(flow, source, op.outs, dim)
 
 
@@ -287,7 +290,7 @@ def cat(flow: Flow, op: Op) -> None:
             result.append(flow.match(op, dims, _ODD))
         elif not any(dims):
             result.append(None)
-        else:
+        else:  # one after another; what has no labels gets some, which cannot go
             ids = [
                 _or_fixed(flow, op, d, flow.shape(v)[i]) for d, v in zip(dims, parts, strict=True)
             ]
@@ -340,7 +343,7 @@ def pad(flow: Flow, op: Op) -> None:
     dims = flow.dims(source)
     amounts = argument(op, "pad") or argument(op, "padding")
     for back in range(len(amounts) // 2):
-        before, after = amounts[2 * back], amounts[2 * back + 1]
+        before, after = amounts[2 * back], amounts[2 * back + 1]  # of the last dimension first
         dim = dims[-1 - back]
         if not dim or (before == 0 and after == 0):
             continue
