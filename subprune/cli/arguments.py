@@ -115,7 +115,6 @@ Column = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(
-        min=2,
         help="Tokens in each piece of a text (default: 256).",
         rich_help_panel=_READING,
     ),

@@ -76,8 +76,12 @@ def _read_csv(path: Path) -> Table:
 
 def _refuse_semicolons(path: Path, header: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
     """One column with as many semicolons in every line is a table of another kind."""
-    found = header[0].count(";")
-    if len(header) == 1 and found and all(cell.count(";") == found for cell in columns[0]):
+    semicolons = header[0].count(";")
+    if (
+        len(header) == 1
+        and semicolons
+        and all(cell.count(";") == semicolons for cell in columns[0])
+    ):
         raise DataError(
             f"the cells of {path} seem to be separated by semicolons, its first line is "
             f"{header[0][:60]!r}; save it with commas, or as .tsv with tabs"
