@@ -215,6 +215,14 @@ PYTHON: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
     ),
     "nothing to prune": (lambda m, x: subprune.prune(m[0], x, keep=0.5), "the model itself: "),
     "a model to recover": (lambda m, x: subprune.recover(m, x), "result, not result.model"),
+    "inputs where groups belong": (
+        lambda m, x: subprune.cut(m, x, {"0": [1]}),  # type: ignore[arg-type]
+        r"subprune\.find_groups\(model, inputs\) returns, or one of its groups; got .* type Tensor",
+    ),
+    "and of a mask": (
+        lambda m, x: subprune.mask(m, x, {"0": [1]}),  # type: ignore[arg-type]
+        r"must be what subprune\.find_groups\(model, inputs\) returns; got .* Tensor",
+    ),
     "no file": (lambda m, x: subprune.load(m, "none.safetensors"), "is not a file"),
     "a folder": (lambda m, x: subprune.load(m, "."), "is a folder; give a file"),
 }

@@ -95,7 +95,11 @@ _ASKED = {"resize", "mean", "std", "tokenizer", "column", "context"}
 
 
 def from_path(
-    data: Any, model: nn.Module | None, n_samples: int | str | None = None, seed: int = 0
+    data: Any,
+    model: nn.Module | None,
+    n_samples: int | str | None = None,
+    seed: int = 0,
+    remark: Callable[[str], object] = lambda text: None,
 ) -> Any:
     """What a path stands for; anything else as it is. Functions that take data take paths by this;
     what they cannot be told about them is left to `read_data`.
@@ -104,7 +108,8 @@ def from_path(
         return data
     try:
         count = n_samples if isinstance(n_samples, int) else None  # not tokens
-        return read_data(data, model, n_samples=count, seed=seed)
+        source = Reader(path=str(data), model=model, n_samples=count, seed=seed, remark=remark)
+        return source.read()
     except SubpruneError as error:
         if not _ASKED & error.options.keys():
             raise
