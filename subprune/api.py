@@ -253,8 +253,10 @@ def _ready(
 
 def _read(model: nn.Module, data: Any, options: Options, *, keep: bool = False) -> Calibrated:
     """keep: for later calls, before which somebody may change the model or the inputs."""
-    read = from_path(data, model, options.n_samples, options.seed)
+    remarks: list[str] = []
+    read = from_path(data, model, options.n_samples, options.seed, remarks.append)
     held = Calibrated.of(model, read, options)
+    held = replace(held, remarks=(*remarks, *held.remarks))
     return replace(held, state=_state(model, held)) if keep else held
 
 

@@ -51,6 +51,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     np.savez("last.npz", x=images.transpose(0, 2, 3, 1))
     np.savez("named.npz", first=images, second=images)
     np.save("objects.npy", np.array([{"a": 1}], dtype=object))
+    np.savez("texts.npz", x=images, y=np.array(["cat"] * 8))
+    np.save("number.npy", np.float32(3))
+    Path("empty").mkdir()
     Path("text.txt").write_text("a line\n" * 10)
     return runner(monkeypatch, capsys)
 
@@ -115,6 +118,9 @@ DATA = {
         "forward=",
     ],
     "objects.npy": ["holds Python objects", "allowed are numbers"],
+    "texts.npz": ["texts.npz holds texts in 'y'", "allowed are numbers; classes are numbered"],
+    "number.npy": ["number.npy holds a single number", "each array needs one row per input"],
+    "empty": ["--data empty is a folder without images", "save_to_disk"],
     "list.pt": ["looks like a file of torch.save", "numpy.savez("],
     "text.txt": ["a model that takes tokens", "tokenizer: give its folder as --tokenizer"],
 }
@@ -129,6 +135,9 @@ def test_data_that_does_not_fit(run: Run, data: str) -> None:
 
 
 FLAGS = {
+    "--keep 50": "got 50.0; if per cent are meant, give '50%'",
+    "--compression 2 --context 1": "--context must be a whole number from 2, got 1",
+    "--compression 2 --threads 0": "--threads must be a whole number from 1 to 1024 (in Python",
     "--compression two": "--compression must be a number, got 'two'",
     "--compression=two": "--compression must be a number, got 'two'",
     "--seed 1.5": "--seed must be a whole number, got '1.5'",
@@ -143,6 +152,14 @@ def test_flags_with_wrong_values(run: Run, flags: str) -> None:
     done = run("prune", "--model", "net.py:build", "--data", "x.npz", *flags.split())
     assert done.code == 2
     assert FLAGS[flags] in done.err
+
+
+@pytest.mark.parametrize("flag", ["--tokenizer", "--column", "--mean"])
+def test_built_in_data_is_read_in_one_way(run: Run, flag: str) -> None:
+    words = ("--model", "lenet-mnist", "--data", "mnist-sample", "--compression", 2, flag, "0.5")
+    done = run("prune", *words)
+    assert done.code == 2
+    assert f"{flag} cannot be applied to --data mnist-sample, which comes prepared" in done.err
 
 
 def test_commands_that_are_called_as_others_are(run: Run) -> None:
@@ -198,6 +215,14 @@ PYTHON: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
     ),
     "nothing to prune": (lambda m, x: subprune.prune(m[0], x, keep=0.5), "the model itself: "),
     "a model to recover": (lambda m, x: subprune.recover(m, x), "result, not result.model"),
+    "inputs where groups belong": (
+        lambda m, x: subprune.cut(m, x, {"0": [1]}),  # type: ignore[arg-type]
+        r"subprune\.find_groups\(model, inputs\) returns, or one of its groups; got .* type Tensor",
+    ),
+    "and of a mask": (
+        lambda m, x: subprune.mask(m, x, {"0": [1]}),  # type: ignore[arg-type]
+        r"must be what subprune\.find_groups\(model, inputs\) returns; got .* Tensor",
+    ),
     "no file": (lambda m, x: subprune.load(m, "none.safetensors"), "is not a file"),
     "a folder": (lambda m, x: subprune.load(m, "."), "is a folder; give a file"),
 }
@@ -370,3 +395,14 @@ def test_options_for_other_data_are_refused(run: Run) -> None:
     done = run(*prune, "x.npz", "--mean", "1,2")
     assert done.code == 2
     assert "--mean has 2 numbers for 3 channels; give one for each, or one for all" in done.err
+
+
+def test_the_printed_report_names_what_was_left_whole() -> None:
+    """The layers left for one reason are on one line, the first six by name."""
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(9)]
+    model = nn.Sequential(*layers, nn.Linear(8, 2))
+    result = subprune.prune(model, torch.randn(64, 8), budgets={"0.0": 4}, progress=False)
+    first = ", ".join(f"{i}.0" for i in range(1, 7))
+    printed = " ".join(str(result.report).split())
+    assert f"not pruned: {first} and 2 more: not asked for" in printed
+    assert "not pruned: 9: is part of the model's output" in printed

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import subprune
 from subprune.guarantees import guarantees
@@ -218,6 +219,19 @@ def test_other_sizes_pass_through_the_plan(report: Report) -> None:
         assert smaller[g.name] == round(len(g.kept) ** 2 / g.units)
     errors = [g.errors[len(g.kept)] for g in report.plan.groups]
     assert mean_error(report, report.plan.counts) == pytest.approx(sum(errors) / len(errors))
+
+
+def test_nothing_is_lost_where_everything_stays() -> None:
+    """A curve that ends above zero was measured behind layers that were pruned; at other sizes
+    these are pruned otherwise.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 4)]
+    shown = subprune.prune(nn.Sequential(*layers), torch.randn(64, 12), compression=2).report
+    assert shown.plan.groups[1].errors[-1] > 0
+    estimates = [mean_error(shown, widths(shown, power)) for power in (0, 0.5, 1, 2)]
+    assert estimates[0] == 0
+    assert estimates == sorted(estimates)
 
 
 def browse(page: Path, *flags: str) -> str:

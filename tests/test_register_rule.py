@@ -220,3 +220,9 @@ def test_an_operation_named_as_one_of_pytorch_is_another() -> None:
 class Flipped(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.flip(-1)
+
+
+def test_a_rule_that_is_not_there_cannot_be_forgotten() -> None:
+    for name in ("outside::never", nn.Hardshrink):
+        with pytest.raises(OptionError, match=r"there is no rule for .*give what register_rule"):
+            subprune.unregister_rule(name)

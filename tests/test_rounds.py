@@ -61,6 +61,16 @@ def test_rounds_meet_the_goal_in_equal_steps(data: Tensor) -> None:
     assert all(torch.equal(x, y) for x, y in zip(before, model.parameters(), strict=True))
 
 
+def test_rounds_print_as_a_table(data: Tensor) -> None:
+    done = subprune.prune_in_rounds(net(), data, Trainer(), rounds=2, compression=4, **QUIET)
+    lines = str(done).splitlines()
+    first, last = done.parameters
+    assert lines[0] == f"{first:,} → {last:,} parameters ({first / last:.2f}×) in 2 rounds"
+    for shown, each in zip(lines[-2:], done.rounds, strict=True):
+        assert "{:,} → {:,}".format(*each.parameters) in shown
+        assert "{:,} → {:,}".format(*each.flops) in shown
+
+
 def test_several_limits_and_shares(data: Tensor) -> None:
     limits = {"params": "40%", "speedup": 3}
     done = subprune.prune_in_rounds(net(), data, Trainer(), rounds=2, **limits, **QUIET)

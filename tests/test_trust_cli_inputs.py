@@ -15,6 +15,7 @@ from run_cli import Run, runner
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import subprune
 from subprune.cli.arguments import Preparation
 from subprune.cli.data import DataChoice, load_data
 from subprune.data.batches import take
@@ -128,6 +129,9 @@ def test_folders_are_labels_where_the_model_has_as_many_outputs(run: Run) -> Non
     )
     done = run(*args[:-1], "--model", "net.py:two", "--dry-run")
     assert "not used as labels" in done.err
+    two = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 2))
+    notes = subprune.prune(two, "images", keep=0.5, progress=False, time_calls=False).report.notes
+    assert any("3 folders in images are not used as labels" in note for note in notes)
 
 
 # ---- sizes ---------------------------------------------------------------------------------------

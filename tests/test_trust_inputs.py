@@ -20,6 +20,7 @@ from subprune.data.batch import Batch
 from subprune.data.batches import take
 from subprune.data.division import folded
 from subprune.errors import DataError, OptionError
+from subprune.zoo.models import LeNet
 
 # ---- folds ---------------------------------------------------------------------------------------
 
@@ -289,6 +290,11 @@ BATCHES: dict[str, tuple[Callable[[], nn.Module], list[Any], list[tuple[int, ...
     "labelled rows": (mlp, [(torch.randn(5, 6), torch.arange(5) % 3)], [(5, 6)]),
     "labelled vectors": (mlp, [(torch.randn(6), 1), (torch.randn(6), 2)], [(2, 6)]),
     "a batch of one with a number": (Net, [(X[:1], 2), (X[1:2], 1)], [(1, 3, 8, 8), (1, 3, 8, 8)]),
+    "images of one channel with numbers": (
+        LeNet,
+        [(torch.randn(1, 28, 28), 2), (torch.randn(1, 28, 28), 1)],
+        [(2, 1, 28, 28)],
+    ),
     "token batches": (Tokens, [torch.randint(9, (2, 5))] * 2, [(2, 5), (2, 5)]),
     "token sequences": (Tokens, [torch.randint(9, (5,)) for _ in range(3)], [(3, 5)]),
     "token sequences of other lengths": (

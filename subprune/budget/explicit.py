@@ -130,8 +130,14 @@ def share_of(value: object, key: str | None = None) -> float:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         subject = "{keep:name}" if key is None else "{keep:item}"
         why = " must be a fraction above 0 and at most 1, such as 0.5 or '50%', got {got!r}"
-        raise BudgetError(Message(subject + why, keep=key, got=value))
+        hint = f"; if per cent are meant, give '{value:g}%'" if _is_percentage(value) else ""
+        raise BudgetError(Message(subject + why + hint, keep=key, got=value))
     return share
+
+
+def _is_percentage(value: object) -> bool:
+    """Whether a number above 1 may have been meant as so many per cent."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 < value <= 100
 
 
 def fraction(groups: Sequence[Group], keep: Shares, rounding: Rounding) -> Counts:

@@ -104,7 +104,7 @@ class Preparation:
         "Column of a table that holds the texts (default: found by its name).",
         metavar="NAME",
     )
-    context: int | None = _reading(None, "Tokens in each piece of a text (default: 256).", min=2)
+    context: int | None = _reading(None, "Tokens in each piece of a text (default: 256).")
 
 
 def with_reading(**changed: Mapping[str, Any]) -> Callable[[Command], Command]:

@@ -76,6 +76,12 @@ class DataChoice:
             remark=self.remark,
         )
 
+    def refuse_preparation(self, why: str) -> None:
+        """Refuse flags that say how data is read, where it is not read from a file."""
+        self.reader.refuse_pixels(why)
+        # the model's own tokenizer was not asked for
+        replace(self.reader, tokenizer=self.preparation.tokenizer).refuse_text(why)
+
     @property
     def _is_text(self) -> bool:
         return not (Path(self.spec).suffix in ARRAYS or Path(self.spec).suffix.lower() in IMAGES)
@@ -85,7 +91,7 @@ def load_data(choice: DataChoice) -> Any:
     """Something `prune` takes, with labels where the source has them."""
     spec, path, option = choice.spec, Path(choice.spec), choice.option
     if spec in dataset_names():
-        choice.reader.refuse_pixels("which comes prepared")
+        choice.refuse_preparation("which comes prepared")
         images = load_dataset(spec, "train", choice.folder)
         return calibration_batches(
             images, min(choice.n_samples or len(images), len(images)), choice.seed
@@ -93,7 +99,7 @@ def load_data(choice: DataChoice) -> Any:
     if path.is_dir() or (path.suffix in (*ARRAYS, *SUFFIXES, *FILES)):
         return choice.reader.read()
     if ":" in spec:
-        choice.reader.refuse_pixels("which has to do that itself")
+        choice.refuse_preparation("which has to do that itself")
         return call(find_callable(spec, option), spec, option)
     if path.suffix == ".py":
         raise OptionError(

@@ -26,7 +26,7 @@ from subprune.messages import FLAGS, Message, spelled
 from subprune.options.options import Options
 from subprune.progress import progress_bar
 from subprune.report.forecast import Forecast
-from subprune.report.terminal import report_text
+from subprune.report.terminal import not_pruned, report_text
 from subprune.result import Result
 
 __all__ = ["Job", "run_job"]
@@ -166,8 +166,9 @@ def _show_forecast(forecast: Forecast, remarks: Iterable[str], json: bool) -> No
         print_json(forecast.to_dict())
     else:
         print_text(forecast.table(line_width()))
-        for name, why in forecast.refused.items():
-            say(f"not pruned: {name}: {spelled(why, FLAGS)}")
+        stays = {name: spelled(why, FLAGS) for name, why in forecast.refused.items()}
+        for line in not_pruned(stays):
+            say(line)
     if not forecast.feasible:
         raise OptionError(forecast.problem)
 

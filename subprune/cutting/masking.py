@@ -7,21 +7,19 @@ over the units and notice how many there are (norms, means) are computed on the 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from subprune.errors import BudgetError
+from subprune.errors import BudgetError, OptionError
 from subprune.program.ops import narrowed
 from subprune.program.program import Inputs, Op, Override, Program, model_tensors
+from subprune.structure.groups import Group, Structure
 
-if TYPE_CHECKING:
-    from subprune.structure.groups import Group, Structure
-
-__all__ = ["Masked", "keep_mask", "kept_together", "mask", "overrides"]
+__all__ = ["Masked", "check_structure", "keep_mask", "kept_together", "mask", "overrides"]
 
 Keep = NDArray[np.bool_]
 Place = TypeVar("Place", bound=Hashable)
@@ -84,12 +82,23 @@ def mask(
     It runs on inputs of the shapes that the structure was found with, or that `program` was
     recorded for.
     """
+    check_structure(structure)
     program = program or structure.program
     tensors = model_tensors(model, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
     for group, keep in keeps:
         zero(tensors, group, keep)
     return Masked(program, tensors, overrides(program, keeps))
+
+
+def check_structure(given: object, *, group: bool = False) -> None:
+    """Refuse what `find_groups` does not return."""
+    if not isinstance(given, (Structure, Group) if group else Structure):
+        one = ", or one of its groups" if group else ""
+        raise OptionError(
+            f"the second argument must be what subprune.find_groups(model, inputs) returns{one}; got "
+            f"an object of type {type(given).__name__}"
+        )
 
 
 def zero(tensors: dict[str, Tensor], group: Group, keep: Keep) -> None:

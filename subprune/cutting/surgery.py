@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subprune.cutting.attributes import sync_attributes, sync_modules
-from subprune.cutting.masking import Keep, keep_mask, kept_together, mask
+from subprune.cutting.masking import Keep, check_structure, keep_mask, kept_together, mask
 from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
@@ -38,6 +38,7 @@ def cut(
     `find_groups` returned and ``{group name: unit numbers}``, as for `mask`. Works on a copy unless
     ``inplace=True``. Tied parameters and norms without parameters follow.
     """
+    check_structure(group, group=True)
     keeps: list[tuple[Group, Keep]]
     if isinstance(group, Structure):
         if not isinstance(kept, Mapping):

@@ -319,7 +319,7 @@ def _arguments(item: Any) -> Inputs:
     if isinstance(item, tuple | list):
         return tuple(item), {}
     raise DataError(
-        f"an item of the data is a {type(item).__name__}; allowed are tensors, tuples "
+        f"an item of the data is of type {type(item).__name__}; allowed are tensors, tuples "
         "and dicts (in Python, or anything else with forward=, which turns it into one of these)"
     )
 

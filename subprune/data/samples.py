@@ -3,10 +3,10 @@
 Shapes alone do not tell: PyTorch's convolutions take an image without a batch dimension, and
 linear layers take anything. The rule, in this order:
 
-1. One label for each row makes a batch.
+1. A vector of labels, one for each row, makes a batch.
 2. The model is run, on shapes only, with the item as it is and with three of it stacked. What runs
    one way only is read that way. If neither runs, the item is a batch, and the error says why.
-3. A single number as label makes a sample.
+3. A single number as label makes a sample, except beside one row, which a batch of one is too.
 4. A convolution, pooling, recurrent or attention layer that sees an item without, and a stack with
    a batch dimension, makes a sample.
 5. If the outputs keep the rows apart one way only (one row of output for each), it is that way.
@@ -133,7 +133,9 @@ def _watched() -> Iterator[list[bool]]:
 
 
 def _labels(item: Any, convert: Convert) -> str:
-    """What labels there are: "rows" (one for each row), "one" (a single number), or none."""
+    """What labels there are: "rows" (one for each row), "one" (a single number, and more rows than
+    one or none), or nothing that tells.
+    """
     try:
         batch = convert(item)
     except Exception:
@@ -150,7 +152,7 @@ def _labels(item: Any, convert: Convert) -> str:
         one = any(k in item and k not in kwargs and _is_number(item[k]) for k in LABEL_KEYS)
     else:
         one = isinstance(item, Sequence) and len(item) > max(len(args), 1) and _is_number(item[-1])
-    return ("rows" if rows == 1 else "one") if one else ""
+    return "one" if one and rows != 1 else ""  # one row and one number: either
 
 
 def _is_number(x: Any) -> bool:

@@ -20,13 +20,25 @@ from torch.utils.data import sampler as samplers
 
 from subprune.errors import DataError
 
-__all__ = ["CHUNK", "Lot", "Source", "as_tensor", "collate", "draw", "plain_item", "read"]
+__all__ = [
+    "ALLOWED_VALUES",
+    "CHUNK",
+    "Lot",
+    "Source",
+    "as_tensor",
+    "collate",
+    "draw",
+    "plain_item",
+    "read",
+    "wrong_values",
+]
 
 CHUNK = 128  # samples are worked through in batches of this many, unless the caller made batches
 _ALLOWED = (
     "give a tensor, a NumPy array, a tuple of these, a Dataset, a DataLoader, or an iterable of "
     "tensors, (inputs, labels) tuples or dicts"
 )
+ALLOWED_VALUES = "allowed are numbers; classes are numbered 0, 1, 2, …"
 _RANDOM = (samplers.RandomSampler, samplers.SubsetRandomSampler, samplers.WeightedRandomSampler)
 Single = Callable[[Any], bool]  # whether an item is one sample, without a batch dimension
 
@@ -288,10 +300,15 @@ def plain_item(data: Any) -> Any:
     return data
 
 
+def wrong_values(dtype: np.dtype) -> str:
+    """What an array holds that has no numbers."""
+    return "texts" if dtype.kind in "US" else f"values of type {dtype}"
+
+
 def as_tensor(array: np.ndarray) -> Tensor:
     """The array as a tensor that shares its memory where it can."""
     if array.dtype.kind not in "fiub":
-        raise DataError(f"the data holds values of type {array.dtype}; allowed are numbers")
+        raise DataError(f"the data holds {wrong_values(array.dtype)}; {ALLOWED_VALUES}")
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if native.dtype.kind == "u" and native.dtype.itemsize > 1:
         native = native.astype(np.int64)

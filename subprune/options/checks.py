@@ -173,7 +173,9 @@ def check_numbers(options: Options) -> None:
         raise OptionError(must_be("round_to", "a positive integer", options.round_to))
     threads = options.threads
     if threads is not None and not (_is_number(threads, int) and 1 <= threads <= 1024):
-        raise OptionError(must_be("threads", "None or a whole number from 1 to 1024", threads))
+        raise OptionError(
+            must_be("threads", "a whole number from 1 to 1024 (in Python also None)", threads)
+        )
     if not (_is_number(options.seed, int) and abs(options.seed) < 2**63):
         raise OptionError(must_be("seed", "an integer of 64 bits", options.seed))
 

@@ -17,12 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
@@ -32,6 +30,7 @@ from subprune.program.borrow import borrowed, follow
 from subprune.program.process import LOG, WHOLE
 from subprune.program.program import Inputs, Op, Program, Ref, Value, flat_tensors
 from subprune.program.recurrent import recurrent_flops
+from subprune.program.values import DEPENDS, values_read
 
 __all__ = ["MODULES", "as_inputs", "not_taken", "plain", "record", "record_given"]
 
@@ -39,7 +38,6 @@ __all__ = ["MODULES", "as_inputs", "not_taken", "plain", "record", "record_given
 _PACKETS = {"grouped_mm": "_grouped_mm"}  # operations of another name than their function
 _WHOLE = {name: getattr(torch.ops.aten, _PACKETS.get(name, name)).default for name in WHOLE}
 # What a run on fake tensors cannot know: values, and shapes that follow from them.
-_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 _SILENT = ("prim.device", "aten.sym_size", "aten.is_same_size", "aten._has_compatible")
 
 
@@ -203,21 +201,17 @@ def record(model: nn.Module, inputs: Inputs, *, fake: bool = True) -> Program:
     while True:
         try:
             return _record_once(model, inputs, fake and not real, opaque)
-        except _UNKNOWN as error:
+        except DEPENDS as error:
             place = getattr(error, "subprune_module", "")
-            reason = f"its forward depends on the values of the data ({_first_line(error)})"
+            reason = f"its forward depends on the values of the data ({values_read(error)})"
             if not place or (place in opaque and (real or opaque[place])):
                 raise StructureError(
-                    f"{type(model).__name__}.forward cannot be recorded: {reason}. Move "
-                    "the data-dependent branch into a submodule of its own; everything "
-                    "else then stays prunable."
+                    f"{type(model).__name__}.forward cannot be recorded: {reason}. Move what "
+                    "depends on them into a submodule of its own; everything else then stays "
+                    "prunable."
                 ) from error
             opaque.setdefault(place, reason)  # one with a rule needs values, and keeps its rule
             real = True
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:120]
 
 
 def _record_once(
@@ -244,7 +238,7 @@ def _record_once(
         try:
             with mode if fake else contextlib.nullcontext(), recorder:
                 result = model(*args, **kwargs)
-        except _UNKNOWN as error:
+        except DEPENDS as error:
             error.subprune_module = running[-1] if running else ""  # type: ignore[union-attr]
             raise
     outputs = [recorder.ref(x).id for x in flat_tensors(plain(result))]

@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 from torch import Tensor
 
-from subprune.data.sources import as_tensor, draw
+from subprune.data.sources import ALLOWED_VALUES, as_tensor, draw, wrong_values
 from subprune.errors import DataError
 
 __all__ = ["IMAGES", "decode_image", "read_arrays", "read_image"]
@@ -105,7 +105,8 @@ def _stream_npy(path: Path, name: str, stream: BinaryIO, size: int, rows: Rows) 
         )
     shape, fortran, dtype = read_header(stream)
     if dtype.hasobject or dtype.kind not in _KINDS:
-        raise DataError(f"{path} holds values of type {dtype}; allowed are numbers")
+        of = f" in {name!r}" if name else ""
+        raise DataError(f"{path} holds {wrong_values(dtype)}{of}; {ALLOWED_VALUES}")
     if fortran and len(shape) > 1:
         raise DataError(f"{path} holds an array in Fortran order; save np.ascontiguousarray of it")
     count = 1

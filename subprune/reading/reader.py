@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from subprune.data.samples import LABEL_KEYS
 from subprune.data.sources import draw
 from subprune.errors import DataError, OptionError, SubpruneError, closest
+from subprune.keywords import must_be
 from subprune.messages import Message, listed
 from subprune.reading.arrays import IMAGES, decode_image, read_arrays, read_image
 from subprune.reading.pixels import Pixels, Prepare, output_count
@@ -94,7 +95,11 @@ _ASKED = {"resize", "mean", "std", "tokenizer", "column", "context"}
 
 
 def from_path(
-    data: Any, model: nn.Module | None, n_samples: int | str | None = None, seed: int = 0
+    data: Any,
+    model: nn.Module | None,
+    n_samples: int | str | None = None,
+    seed: int = 0,
+    remark: Callable[[str], object] = lambda text: None,
 ) -> Any:
     """What a path stands for; anything else as it is. Functions that take data take paths by this;
     what they cannot be told about them is left to `read_data`.
@@ -103,7 +108,8 @@ def from_path(
         return data
     try:
         count = n_samples if isinstance(n_samples, int) else None  # not tokens
-        return read_data(data, model, n_samples=count, seed=seed)
+        source = Reader(path=str(data), model=model, n_samples=count, seed=seed, remark=remark)
+        return source.read()
     except SubpruneError as error:
         if not _ASKED & error.options.keys():
             raise
@@ -134,6 +140,11 @@ class Reader:
     context: int | None = None
     option: str = "data"  # that named the source, for messages
     remark: Callable[[str], object] = lambda text: None  # what is done with remarks
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("n_samples", self.n_samples, 1), ("context", self.context, 2)):
+            if value is not None and not (type(value) is int and value >= least):
+                raise OptionError(must_be(name, f"a whole number from {least}", value))
 
     def read(self) -> Any:
         """Something `prune` takes, with labels where the source has them."""
@@ -166,14 +177,17 @@ class Reader:
                 Message(words, names=names, option=self.option, path=self.path, why=why)
             )
 
-    def refuse_text(self) -> None:
-        """The same for what is said about texts."""
+    def refuse_text(self, why: str = "which is not text", *, columns: bool = False) -> None:
+        """The same for what is said of texts, and of the columns of what has none."""
         asked = {"tokenizer": self.tokenizer, "context": self.context}
+        asked |= {} if columns else {"column": self.column}
         given = [name for name, value in asked.items() if value is not None]
         if given and self.option in _CALIBRATION:
-            words = "{names} cannot be applied to {option} {path}, which is not text; omit it"
+            words = "{names} cannot be applied to {option} {path}, {why}; omit it"
             names = listed(given, " and ")
-            raise OptionError(Message(words, names=names, option=self.option, path=self.path))
+            raise OptionError(
+                Message(words, names=names, option=self.option, path=self.path, why=why)
+            )
 
     # ---- arrays ----------------------------------------------------------------------------------
 
@@ -185,16 +199,21 @@ class Reader:
         arrays = read_arrays(path, self.n_samples, self.seed)
         labels = next((arrays.pop(n) for n in LABEL_KEYS if n in arrays and len(arrays) > 1), None)
         sizes = {x.shape[0] if x.ndim else 0 for x in arrays.values()}
-        if sizes == {0} and all(x.ndim for x in arrays.values()):
-            raise DataError(f"{path} holds no inputs: its arrays have no rows")
-        if len(sizes) != 1 or sizes == {0}:
-            shapes = {n: tuple(x.shape) for n, x in arrays.items()}
+        if not all(x.ndim for x in arrays.values()):
+            single = ", ".join(n or "the array" for n, x in arrays.items() if not x.ndim)
             raise DataError(
-                f"{path} holds arrays of different or no length: {shapes}; each needs one row per "
-                "input"
+                f"{path} holds a single number where inputs belong ({single}); each array needs one "
+                "row per input"
+            )
+        if sizes == {0}:
+            raise DataError(
+                f"{path} holds no inputs: its arrays have no rows; save one row per input"
             )
         if labels is not None and (labels.ndim < 1 or {labels.shape[0]} != sizes):
-            raise DataError(f"{path} has {tuple(labels.shape)} labels for {sizes.pop()} inputs")
+            raise DataError(
+                f"{path} has labels of shape {tuple(labels.shape)} for {sizes.pop()} inputs; give "
+                "one label per input"
+            )
         if len(arrays) > 1:
             names = ", ".join(arrays)
             self.refuse_pixels(f"whose arrays {names} are passed on as they are")
@@ -221,7 +240,9 @@ class Reader:
         ]
         if not files:
             raise DataError(
-                f"{self.option} {path} is a folder without images; allowed are {', '.join(IMAGES)}"
+                f"{self.option} {path} is a folder without images ({', '.join(IMAGES)}); other data is "
+                "given by the name of its file, or by a folder of a Hugging Face data set, which "
+                "save_to_disk writes"
             )
         rows = draw(len(files), min(self.n_samples or _MOST_FILES, _MOST_FILES), self.seed)
         chosen = files if rows is None else [files[i] for i in rows]
@@ -251,7 +272,7 @@ class Reader:
         if isinstance(first, str):
             self._refuse_words(named, first)
             return self._text(table[named], table.get(label or ""))
-        self.refuse_text()
+        self.refuse_text(columns=True)
         chosen = draw(len(next(iter(table.values()))), self.n_samples, self.seed)
         rows = range(len(next(iter(table.values())))) if chosen is None else chosen
         labels = _class_numbers([table[label][i] for i in rows], self.model) if label else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from subprune.budget.latency import by_latency
 from subprune.errors import BudgetError
 from subprune.measure.tables import WIDTH, text_table
-from subprune.report.terminal import remarks_text
+from subprune.report.terminal import not_pruned, remarks_text
 
 if TYPE_CHECKING:
     from subprune.budget.demand import Demand
@@ -76,7 +76,7 @@ class Forecast:
 
     def __str__(self) -> str:
         lines = [self.problem] if self.problem else []
-        lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
+        lines += not_pruned(self.refused)
         return f"{self.table()}\n\n{remarks_text(lines)}\n" if lines else f"{self.table()}\n"
 
     __repr__ = __str__
@@ -90,7 +90,7 @@ class Forecast:
         ]
         table = html_table(("group", "kind", "units", "keep", "remove"), rows, numbers=(2, 3, 4))
         lines = [self.problem] if self.problem else []
-        lines += [f"not pruned: {name}: {why}" for name, why in self.refused.items()]
+        lines += not_pruned(self.refused)
         remarks = "<br>".join(map(html.escape, lines))
         return f"<p>{html.escape(self.summary())}</p>{table}<p>{remarks}</p>"
 

@@ -13,7 +13,7 @@ from subprune.report.other_sizes import page_data, size_section
 from subprune.report.sizes import bars, quality
 from subprune.report.stages import Stage, stages
 from subprune.report.svg import curve, overlay, skyline
-from subprune.report.terminal import measured, percent, spent
+from subprune.report.terminal import by_reason, measured, not_pruned, percent, spent
 
 if TYPE_CHECKING:
     from subprune.plan import GroupPlan
@@ -62,9 +62,9 @@ def fragment(report: Report) -> str:
     """For a notebook: the table without its bars, whose style sheet is not there, and the lines of
     the terminal.
     """
-    lines = [f"{name}: {text}" for name, text in measured(report)] + [
-        f"note: {note}" for note in report.notes
-    ]
+    lines = [f"{name}: {text}" for name, text in measured(report)]
+    lines += not_pruned(report.refused)
+    lines += [f"note: {note}" for note in report.notes]
     table = brief_table(report.plan.groups)
     return f"<p>{e(report.summary())}</p>{table}<p>{'<br>'.join(map(e, lines))}</p>"
 
@@ -207,10 +207,7 @@ def _exports(r: Report) -> str:
 def _skipped(r: Report) -> str:
     if not r.refused:
         return ""
-    by_reason: dict[str, list[str]] = {}
-    for name, why in r.refused.items():
-        by_reason.setdefault(why, []).append(name)
-    rows = [[_listed(names), e(why)] for why, names in by_reason.items()]
+    rows = [[_listed(names), e(why)] for why, names in by_reason(r.refused).items()]
     table = html_table(("what", "why"), rows)
     return section("Left as it was, and why", "", f'<div class="card scroll">{table}</div>')
 

@@ -38,14 +38,27 @@ def _width(g: GroupPlan, power: float) -> int:
 
 
 def mean_error(r: Report, counts: Mapping[str, int]) -> float:
-    """The mean error that the curves of the groups that were cut give for these widths."""
-    errors = [
-        g.errors[counts[g.name]]
-        for g in r.plan.groups
-        if len(g.kept) < g.units and counts[g.name] < len(g.errors)
-    ]
-    known = [x for x in errors if math.isfinite(x)]
-    return sum(known) / len(known) if known else math.nan
+    """The mean error of the groups that were cut, estimated for these widths.
+
+    A curve ends, with all units kept, at what the layers before it had lost in this plan. What lies
+    above that end is lost by the group itself; the end grows and shrinks with what all groups lose
+    themselves, and is nothing where all are whole.
+    """
+    cut = [g for g in r.plan.groups if len(g.kept) < g.units and _known(g, counts[g.name])]
+    planned = sum(_own(g, len(g.kept)) for g in cut)
+    grown = sum(_own(g, counts[g.name]) for g in cut) / planned if planned else 0.0
+    errors = [min(1.0, _own(g, counts[g.name]) + grown * g.errors[g.units]) for g in cut]
+    return sum(errors) / len(errors) if errors else math.nan
+
+
+def _known(g: GroupPlan, count: int) -> bool:
+    points = (count, len(g.kept), g.units)
+    return g.units < len(g.errors) and all(math.isfinite(g.errors[k]) for k in points)
+
+
+def _own(g: GroupPlan, count: int) -> float:
+    """What so many units leave of the error beyond what all of them leave."""
+    return max(0.0, g.errors[count] - g.errors[g.units])
 
 
 def known_costs(r: Report) -> Formula | None:
@@ -63,15 +76,14 @@ def size_section(r: Report) -> str:
     text = (
         "An estimate, not a measurement. Widths go up and down in the proportions of this plan, "
         f"and what they cost is counted {counted}. Errors are read from the error curves "
-        f"below (greedy choice, plain fit, fitted inputs){_inherited(r)}. Prune with the call below "
-        "to be sure."
+        f"below (greedy choice, plain fit, fitted inputs){_inherited(r)}."
     )
     body = (
         f'<div class="card sizer">{_chart(r, costs)}'
         '<div class="script"><input type="range" id="size" min="0" max="1000" value="500" '
         'aria-label="share of the parameters left">'
         '<p class="said" id="sized" aria-live="polite"></p>'
-        "<details><summary>the call for this size</summary>"
+        "<details><summary>the call that makes this size, and measures it</summary>"
         '<pre id="budgets"></pre><button data-copy="budgets">copy</button></details>'
         "</div></div>"
     )
@@ -84,8 +96,8 @@ def _inherited(r: Report) -> str:
     if not any(x > _LOST for x in ends):
         return ""
     return (
-        ", which were measured with all earlier layers pruned as in this plan: they include what "
-        "those layers lost, even with everything kept"
+        ", which include what earlier layers lost, as they were pruned here; at other sizes that "
+        "part is scaled with what all groups lose themselves"
     )
 
 

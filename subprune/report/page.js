@@ -98,10 +98,15 @@ if (slider) {
     }
     return high;
   };
+  // as mean_error in other_sizes.py: what a group loses itself, and what it has from earlier ones
+  const own = (g, k) => Math.max(0, errorAt(g.curve, k) - errorAt(g.curve, g.units));
+  const ownSum = pairs => pairs.reduce((sum, [g, k]) => sum + own(g, k), 0);
   const show = counts => {
     const [params, flops] = costs(counts), share = params / data.dense[0];
     const cut = data.groups.map((g, i) => [g, counts[i]]).filter(([g]) => g.kept < g.units && g.curve.length > 1);
-    const errors = cut.map(([g, k]) => [errorAt(g.curve, k), g.name]);
+    const grown = ownSum(cut) / (ownSum(cut.map(([g]) => [g, g.kept])) || Infinity);
+    const errors = cut.map(([g, k]) =>
+      [Math.min(1, own(g, k) + grown * errorAt(g.curve, g.units)), g.name]);
     let words = `${big(params)} parameters (${(data.dense[0] / params).toFixed(2)}× fewer, ${percent(share)} left), `
       + `${(data.dense[1] / flops).toFixed(2)}× fewer FLOPs`;
     if (errors.length) {

@@ -38,18 +38,18 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
         yield (
             f"{_groups(len(narrow))} fitted with fewer rows of data than weights per "
             "output, so that the error on fitted inputs says nothing (most of all "
-            f"{worst.name}: {worst.rows:,} rows for {worst.columns:,} columns); about "
+            f"{worst.name}: {_rows(worst.rows)} for {worst.columns:,} columns); about "
             f"{wanted:,} inputs would be enough"
         )
     if exact := [g for g in fits if math.isnan(g.held_out) and g.error < _ZERO and g not in narrow]:
         worst = min(exact, key=lambda g: g.rows / g.columns)
         yield Message(
             "{groups} fitted with almost no error, and no inputs were held out (most of "
-            "all {worst}: {rows:,} rows for {columns:,} columns): either the units left are "
+            "all {worst}: {rows} for {columns:,} columns): either the units left are "
             "enough, or the inputs are too few to tell; {folds=} tells which",
             groups=_groups(len(exact)),
             worst=worst.name,
-            rows=worst.rows,
+            rows=_rows(worst.rows),
             columns=worst.columns,
             folds=FOLDS,
         )
@@ -76,6 +76,10 @@ def fit_remarks(plan: Plan, samples: int) -> Iterator[str]:
 
 def _groups(count: int) -> str:
     return f"{count} group{' was' if count == 1 else 's were'}"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _share(x: float) -> str:

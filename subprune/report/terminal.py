@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from subprune.measure.tables import WIDTH, text_table
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from subprune.report.figures import Report
 
 __all__ = [
+    "by_reason",
     "comparisons",
     "error_left",
     "faster",
     "measured",
     "milliseconds",
+    "not_pruned",
     "percent",
     "remarks_text",
     "report_table",
@@ -32,6 +34,9 @@ __all__ = [
     "verified",
     "weight_growth",
 ]
+
+
+_NAMES = 6  # that are shown of those left whole for one reason
 
 
 def remarks_text(lines: list[str], width: int = WIDTH) -> str:
@@ -123,8 +128,27 @@ def report_table(report: Report, width: int = WIDTH) -> str:
 def report_text(report: Report, width: int = WIDTH) -> str:
     """The table, what else was measured, where the time went, and remarks."""
     lines = [f"{name}: {text}" for name, text in measured(report)]
+    lines += not_pruned(report.refused)
     lines += [f"note: {note}" for note in report.notes]
     return f"{report_table(report, width)}\n\n{remarks_text(lines, width)}\n"
+
+
+def by_reason(refused: Mapping[str, str]) -> dict[str, list[str]]:
+    """Why layers were left whole, and which."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        reasons.setdefault(why, []).append(name or "the model itself")
+    return reasons
+
+
+def not_pruned(refused: Mapping[str, str]) -> list[str]:
+    """What was left whole, and why: a line for each reason, with the first names."""
+    lines = []
+    for why, names in by_reason(refused).items():
+        more = len(names) - _NAMES
+        rest = f" and {more:,} more" if more > 0 else ""
+        lines.append(f"not pruned: {', '.join(names[:_NAMES])}{rest}: {why}")
+    return lines
 
 
 def comparisons(report: Report) -> list[tuple[str, str, str]]:

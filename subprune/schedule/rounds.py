@@ -16,6 +16,7 @@ from subprune.errors import DataError, OptionError
 from subprune.files import write_atomic
 from subprune.io.storage import fingerprint_of, load, save
 from subprune.keywords import must_be, takes_one
+from subprune.measure.tables import text_table
 from subprune.messages import Message, listed
 from subprune.options.options import Options
 from subprune.plan import history_of
@@ -58,6 +59,17 @@ class Rounds:
     def flops(self) -> tuple[int, int]:
         """Per input, of the model given, and of the last one."""
         return self.rounds[0].flops[0], self.rounds[-1].flops[1]
+
+    def __str__(self) -> str:
+        header = ("round", "parameters", "FLOPs per input", "seconds")
+        rows = [
+            (str(i), *(f"{a:,} → {b:,}" for a, b in (r.parameters, r.flops)), f"{r.seconds:.1f}")
+            for i, r in enumerate(self.rounds, 1)
+        ]
+        (before, after), count = self.parameters, len(rows)
+        title = f"{before:,} → {after:,} parameters ({before / max(1, after):.2f}×) in {count} "
+        title += "round" if count == 1 else "rounds"
+        return text_table(header, rows, right=header[3:], title=title)
 
 
 def prune_in_rounds(

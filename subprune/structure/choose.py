@@ -170,7 +170,7 @@ def _text(text: str, structure: Structure, modules: list[str], option: str) -> _
         exactly = option == "only" and text in structure.names
         return _Match(frozenset({text}), frozenset() if exactly else frozenset({text}))
     if not text.startswith("re:") and not any(c in text for c in "*?["):
-        hint = closest(text, names)
+        hint = closest(text, structure.names) or closest(text, modules)
         what = f"names {text!r}, which is neither a group nor a module"
         raise _wrong(option, f"{what}; {hint}{_known(structure)}; allowed is {_ALLOWED}")
     try:

@@ -72,11 +72,13 @@ def register_rule(
 def unregister_rule(operation: Any) -> None:
     """Forget what `register_rule` was told of an operation or a class of modules."""
     if isinstance(operation, type):
-        MODULES.pop(operation, None)
-        return
-    kind = _kind(operation)
-    for table in (RULES, PRODUCTS, NORMS):
-        table.pop(kind, None)
+        gone = MODULES.pop(operation, None)
+    else:
+        kind = _kind(operation)
+        gone = [table.pop(kind) for table in (RULES, PRODUCTS, NORMS) if kind in table]
+    if not gone:
+        name = getattr(operation, "__name__", operation)
+        raise OptionError(f"there is no rule for {name!r}; give what register_rule was given")
 
 
 def _known(name: str) -> str:
