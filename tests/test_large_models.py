@@ -18,7 +18,8 @@ from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
 from subprune.program.cores import granted
-from subprune.statistics import accumulation, calibration, runs, shelf
+from subprune.program import shelf
+from subprune.statistics import accumulation, calibration, runs, sums
 from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.shared import SharedInputs
@@ -139,7 +140,8 @@ def test_rows_in_small_pieces_give_the_same_sums(monkeypatch: pytest.MonkeyPatch
     whole.update(rows, targets)
     monkeypatch.setattr(accumulation, "_ROWS", 25)
     monkeypatch.setattr(accumulation, "_JOINED", 2)
-    monkeypatch.setattr(accumulation, "_STRIP", 2)
+    for module in (accumulation, sums):
+        monkeypatch.setattr(module, "STRIP", 2)
     for part, own in zip(rows.split(9), targets.split(9), strict=True):
         part = part.clone()
         pieces.update(part, own)
@@ -164,7 +166,7 @@ def test_values_in_files_change_nothing(make: Any, monkeypatch: pytest.MonkeyPat
         return made[-1]
 
     monkeypatch.setattr(runs, "RUN_BYTES", 0)
-    monkeypatch.setattr(shelf, "_SMALL", 64)
+    monkeypatch.setattr(shelf, "SMALL", 64)
     monkeypatch.setattr(runs, "shelved", shelved)
     assert_same(one, pruned(make))
     assert any(x.data_ptr() in shelf._maps for x in made)

@@ -18,7 +18,7 @@ from subprune.program.ops import activation
 from subprune.program.program import flat_tensors
 from subprune.program.ranks import ALONE, Ranks
 from subprune.statistics.moments import pooled
-from subprune.statistics.shelf import RUN_BYTES, rest, shelved
+from subprune.program.shelf import RUN_BYTES, rest, shelved
 
 if TYPE_CHECKING:
     from subprune.program.fuse import Folds
