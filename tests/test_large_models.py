@@ -17,8 +17,8 @@ from subprune.data.batches import batches
 from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
-from subprune.program.cores import granted
 from subprune.program import shelf
+from subprune.program.cores import granted
 from subprune.statistics import accumulation, calibration, runs, sums
 from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.calibration import Calibration

@@ -147,7 +147,7 @@ class Tour:
         known = {id(x) for tensors in self.models for x in tensors.values()}
         kept: dict[int, Tensor] = {}
         for tensors in models:
-            for name, x in tensors.items():
+            for x in tensors.values():
                 if id(x) not in known and id(x) not in kept:
                     kept[id(x)] = self._keep(x)
         self.current.tensors, *self.versions[:] = [
