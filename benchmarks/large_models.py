@@ -11,7 +11,7 @@ others, compressed by 1.5; without weights the network is a random one. LLaMA-7B
 of its 32 blocks, random weights and tokens, bfloat16, a fifth of the MLP's units removed, one strength
 of the ridge and nothing held out; `--width` divides all widths, to see how memory grows with many
 blocks. Its weights are written to safetensors first, and loaded from there by transformers, which
-maps the files.
+maps the files. New weights of a model above 1 GiB lie in files, with `--in-files` those of any.
 
 Each row is made in a process of its own and added to benchmarks/results/large-models.csv: CPU
 seconds and wall clock, seconds of the parts, and two peaks of memory beyond the model and its data:
@@ -37,6 +37,7 @@ from typing import Any
 import torch
 
 import subprune
+from subprune.program import shelf
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "large-models.csv"
@@ -101,6 +102,8 @@ def llama7b(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]
     goal = {"keep": 0.8, "only": "*.mlp", "fit": "ridge", "ridge": 1e-2, "folds": 1, "drift": False}
     name = f"LLaMA-7B{'' if part == 1 else f' of 1/{part} the width'}, {blocks} of {BLOCKS} blocks"
     name += f", bfloat16, MLPs, {options.inputs} x {options.length} tokens"
+    if shelf.is_large(model.parameters()):
+        name += ", new weights in files"
     return model, [{"input_ids": part} for part in rows.split(1)], goal, name
 
 
@@ -129,6 +132,8 @@ def row(options: argparse.Namespace) -> dict[str, Any]:
     from machine import describe
     from transformers_table import _fresh_peak, _memory
 
+    if options.in_files:
+        shelf.MODEL_BYTES = 0
     make = language if options.language is not None else images
     make = make if options.llama7b is None else llama7b
     model, data, goal, name = make(options)
@@ -179,6 +184,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--llama7b", type=int, metavar="BLOCKS", help="of random weights")
     parser.add_argument("--width", type=int, default=1, help="what its widths are divided by")
+    parser.add_argument("--in-files", action="store_true", help="new weights, of any model")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--version", default=subprune.__version__, help="for the record")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -67,6 +69,11 @@ def test_the_result_is_an_ordinary_model(large: list[Tensor], tmp_path: Path) ->
     large.clear()
     subprune.save(result, tmp_path / "small.safetensors")
     known = {n: x.clone() for n, x in result.model.state_dict().items()}
+    file = io.BytesIO()
+    torch.save(result.model.state_dict(), file)
+    file.seek(0)
+    for state in (torch.load(file), copy.deepcopy(result.model).state_dict()):
+        assert all(torch.equal(x, known[n]) for n, x in state.items())
     with torch.no_grad():  # training writes into the weights, of this model alone
         for x in result.model.parameters():
             x.add_(1.0)

@@ -145,8 +145,8 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     With `wide`, everything is computed in float64.
     """
     state = [*model.parameters(), *model.buffers()]
-    few = not is_large(state)
-    stand_ins = {id(x): _stand_in(x.detach(), few) for x in state} if wide else {}
+    copied = not is_large(state)
+    stand_ins = {id(x): _stand_in(x.detach(), copied) for x in state} if wide else {}
     arguments = tree_map(_widened, inputs) if wide else inputs
     precision: contextlib.AbstractContextManager[Any] = (
         _InDouble() if wide else contextlib.nullcontext()
@@ -232,7 +232,7 @@ def _widened(x: Any) -> Any:
     return widened(x, _WIDE)
 
 
-def _stand_in(x: Tensor, few: bool) -> Tensor:
+def _stand_in(x: Tensor, copied: bool) -> Tensor:
     """A parameter for a run in double.
 
     Matrices of large models, or in half precision, are left to be converted when an operation reads
@@ -240,7 +240,7 @@ def _stand_in(x: Tensor, few: bool) -> Tensor:
     """
     if x.ndim < 2:
         return widened(x, _WIDE)
-    return widened(x, _COPIED) if few else x
+    return widened(x, _COPIED) if copied else x
 
 
 class _InDouble(TorchDispatchMode):
@@ -268,7 +268,7 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
     if twin.program.opaque:
         return None
     try:
-        tensors = Changed(twin.tensors, lambda name, x: _stand_in(x, few=False))
+        tensors = Changed(twin.tensors, lambda name, x: _stand_in(x, copied=False))
         with _same_draws(), _InDouble(), torch.no_grad():
             expected = Masked(twin.program, tensors, twin.override)(tree_map(_widened, inputs))
         got = model_outputs(small, inputs, wide=True)
