@@ -422,7 +422,7 @@ def _realise(
     model, whether modules' own widths changed, and remarks; or the groups to blame, each with what
     goes wrong.
     """
-    full = duplicate(calibration.model)
+    full = duplicate(calibration.model, share=True)  # tensors are replaced, never written into
     structure = calibration.structure
     kept = {name: list(g.kept) for name, g in done.groups.items()}
     new = {*done.rewritten, *done.renewed}

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
+from subprune.budget.cache import fingerprint
 from subprune.budget.demand import Demand
 from subprune.budget.goal import Rounding
 from subprune.budget.ties import Ties
@@ -25,6 +28,7 @@ from subprune.errors import BudgetError, DataError, StructureError
 from subprune.messages import Message, joined
 from subprune.options.checks import check_divisible
 from subprune.program.record import not_taken
+from subprune.report.versions import library_versions
 from subprune.select.selector import Setting
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.metric import measure_metric
@@ -129,6 +133,7 @@ def make_ready(
     others: labelled data, to draw from and to verify with; None where there is none.
     """
     check_divisible(options, ranks.count)
+    _check_same(held, options, ranks)
     model = held.model
     tick("recording the model")
     # Every step is done once for all goals that agree in what it depends on: `recorded`, `chosen`
@@ -189,6 +194,19 @@ def make_ready(
     )
     remarks = [*held.remarks, *calibration.remarks, *_unfelt(demand)]
     return Ready(demand, [*tried.checked.notes, *left_whole(tried.roles)], remarks)
+
+
+def _check_same(held: Calibrated, options: Options, ranks: Ranks) -> None:
+    """Refuse ranks that were given something else, before they go different ways."""
+
+    def given() -> str:
+        state = [*held.model.named_parameters(), *held.model.named_buffers()]
+        inputs = [x for b in held.batches for x in tree_flatten((b.inputs, b.labels))[0]]
+        parts = (library_versions(), options.to_dict(), repr(held.model))
+        return fingerprint(*parts, *(x for pair in state for x in pair), *inputs)
+
+    ranks.agree(lambda: str(torch.get_num_threads()), "number of threads")
+    ranks.agree(given, "model, other data, other options or libraries")
 
 
 def _choice(options: Options) -> tuple[Any, ...]:

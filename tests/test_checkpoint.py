@@ -266,6 +266,15 @@ def steps(output: Path) -> int:
     return sum(fnmatch(name, "*-0*.safetensors") for name in names)
 
 
+def test_a_second_command_with_the_same_output_is_refused(tmp_path: Path) -> None:
+    with locked(tmp_path / "output", "it"):
+        second = subprocess.run(command(tmp_path / "output"), capture_output=True, text=True)
+        left = sorted(p.name for p in (tmp_path / "output").iterdir())
+    assert second.returncode
+    assert "another process works in --output" in second.stderr
+    assert left == [".lock"]
+
+
 def test_a_killed_command_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "killed"
     process = subprocess.Popen(

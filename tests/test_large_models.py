@@ -17,8 +17,9 @@ from subprune.data.batches import batches
 from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.fit import cross_fit
+from subprune.program import shelf
 from subprune.program.cores import granted
-from subprune.statistics import accumulation, calibration, runs, shelf, sums
+from subprune.statistics import accumulation, calibration, runs, sums
 from subprune.statistics.accumulation import Accumulator
 from subprune.statistics.calibration import Calibration
 from subprune.statistics.shared import SharedInputs
@@ -165,7 +166,7 @@ def test_values_in_files_change_nothing(make: Any, monkeypatch: pytest.MonkeyPat
         return made[-1]
 
     monkeypatch.setattr(runs, "RUN_BYTES", 0)
-    monkeypatch.setattr(shelf, "_SMALL", 64)
+    monkeypatch.setattr(shelf, "SMALL", 64)
     monkeypatch.setattr(runs, "shelved", shelved)
     assert_same(one, pruned(make))
     assert any(x.data_ptr() in shelf._maps for x in made)

@@ -218,14 +218,62 @@ def other_data(rank: int) -> tuple[nn.Module, Any]:
     return model, (data + rank, labels)
 
 
-def other_options(rank: int) -> dict[str, Any]:
-    return pruned(rank, images, {"seed": rank})
+def other_weights(rank: int) -> tuple[nn.Module, Any]:
+    model, data = images()
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3 * rank)
+    return model, data
 
 
-def test_other_inputs_on_another_rank_are_noticed(tmp_path: Path) -> None:
-    for ended in (job(2, pruned, tmp_path, other_data, {}), job(2, other_options, tmp_path)):
-        for one in ended:
-            assert "RankError: rank 1 of the job has another model, other data" in one.error
+def other_widths(rank: int) -> tuple[nn.Module, Any]:
+    model = nn.Sequential(nn.Linear(6, 8 + rank), nn.ReLU(), nn.Linear(8 + rank, 3)).double()
+    return model, torch.randn(48, 6, generator=torch.manual_seed(0), dtype=torch.float64)
+
+
+def another_network(rank: int) -> tuple[nn.Module, Any]:
+    model, (data, labels) = images()
+    return (nn.Sequential(model, nn.Linear(4, 4).double()) if rank else model), (data, labels)
+
+
+def fewer_inputs(rank: int) -> tuple[nn.Module, Any]:
+    model, (data, labels) = images()
+    return model, (data[rank:], labels[rank:])
+
+
+@pytest.mark.parametrize(
+    "make", [other_data, other_weights, other_widths, another_network, fewer_inputs]
+)
+def test_what_another_rank_was_given_is_noticed(make: Any, tmp_path: Path) -> None:
+    for one in job(2, pruned, tmp_path, make, {}):
+        assert "RankError: rank 1 of the job has another model, other data" in one.error
+
+
+def with_own(rank: int, options: list[dict[str, Any]]) -> dict[str, Any]:
+    return pruned(rank, images, options[rank])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"seed": 0}, {"seed": 1}],
+        [{}, {"method": "asym-in-change"}],
+        [{"folds": 4}, {"folds": 2}],
+        [{"augment": ["mirror"]}, {}],
+        [{"keep": 0.5}, {"keep": 0.6}],
+    ],
+)
+def test_other_options_on_another_rank_are_noticed(
+    options: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """At once: other methods and folds would go different ways."""
+    for one in job(2, with_own, tmp_path, options):
+        assert "RankError: rank 1 of the job has another model, other data" in one.error
+
+
+def test_other_threads_on_another_rank_are_noticed_before_the_work(tmp_path: Path) -> None:
+    """Sums in another order would give another model in the end."""
+    for one in job(2, with_own, tmp_path, [{"threads": 1}, {"threads": 2}]):
+        assert "RankError: rank 1 of the job has another number of threads" in one.error
 
 
 def lonely(rank: int, options: dict[str, Any]) -> Any:

@@ -6,8 +6,8 @@ over the units and notice how many there are (norms, means) are computed on the 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,18 @@ from subprune.program.ops import narrowed
 from subprune.program.program import Inputs, Op, Override, Program, model_tensors
 from subprune.structure.groups import Group, Structure
 
-__all__ = ["Masked", "check_structure", "keep_mask", "kept_together", "mask", "overrides"]
+if TYPE_CHECKING:
+    from subprune.structure.groups import Slot
+
+__all__ = [
+    "Changed",
+    "Masked",
+    "check_structure",
+    "keep_mask",
+    "kept_together",
+    "mask",
+    "overrides",
+]
 
 Keep = NDArray[np.bool_]
 Place = TypeVar("Place", bound=Hashable)
@@ -57,15 +68,38 @@ def _short(numbers: list[int]) -> str:
     )
 
 
+class Changed(Mapping[str, Tensor]):
+    """Tensors that are changed when they are read, and not kept: those of a model may be large."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], change: Callable[[str, Tensor], Tensor]
+    ) -> None:
+        self.tensors, self.change = tensors, change
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.change(name, self.tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
 class Masked:
     """A model with units switched off. Call it like the model; outputs come as a flat list of
     tensors.
     """
 
     def __init__(
-        self, program: Program, tensors: dict[str, Tensor], override: Mapping[int, Override]
+        self, program: Program, tensors: Mapping[str, Tensor], override: Mapping[int, Override]
     ) -> None:
         self.program, self.tensors, self.override = program, tensors, override
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The types of its parameters and buffers."""
+        return {self.program.values[value].dtype for value in self.program.tensors.values()}
 
     def __call__(self, inputs: Inputs) -> list[Tensor]:
         return self.program.call(inputs, self.tensors, override=self.override)
@@ -86,9 +120,17 @@ def mask(
     program = program or structure.program
     tensors = model_tensors(model, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+    slots: dict[str, list[tuple[Slot, Keep]]] = {}
     for group, keep in keeps:
-        zero(tensors, group, keep)
-    return Masked(program, tensors, overrides(program, keeps))
+        for slot in group.slots:
+            slots.setdefault(slot.tensor, []).append((slot, keep))
+
+    def switched(name: str, x: Tensor) -> Tensor:
+        for slot, keep in slots.get(name, ()):
+            x = _zeroed(x, slot, keep)
+        return x
+
+    return Masked(program, Changed(tensors, switched), overrides(program, keeps))
 
 
 def check_structure(given: object, *, group: bool = False) -> None:
@@ -104,13 +146,15 @@ def check_structure(given: object, *, group: bool = False) -> None:
 def zero(tensors: dict[str, Tensor], group: Group, keep: Keep) -> None:
     """Zero what belongs to removed units; tensors are replaced, never written into."""
     for slot in group.slots:
-        x = tensors[slot.tensor]
-        factor = torch.as_tensor(
-            (slot.units < 0) | keep[slot.units], dtype=x.dtype, device=x.device
-        )
-        shape = [1] * x.ndim
-        shape[slot.dim] = -1
-        tensors[slot.tensor] = x * factor.reshape(shape)
+        tensors[slot.tensor] = _zeroed(tensors[slot.tensor], slot, keep)
+
+
+def _zeroed(x: Tensor, slot: Slot, keep: Keep) -> Tensor:
+    """A tensor without what belongs to removed units."""
+    factor = torch.as_tensor((slot.units < 0) | keep[slot.units], dtype=x.dtype, device=x.device)
+    shape = [1] * x.ndim
+    shape[slot.dim] = -1
+    return x * factor.reshape(shape)
 
 
 def kept_together(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from subprune.cutting.masking import Keep, check_structure, keep_mask, kept_toge
 from subprune.cutting.twin import TOLERANCE, Few, Match, first_line, match
 from subprune.errors import BudgetError, OptionError, StructureError
 from subprune.program.borrow import reachable, undisturbed
+from subprune.program.shelf import keeper
 from subprune.structure.groups import Group, Structure
 
 if TYPE_CHECKING:
@@ -54,25 +55,40 @@ def cut(
     return target
 
 
-def duplicate(model: nn.Module, *, share: bool = False) -> nn.Module:
+def duplicate(model: nn.Module, *, share: bool | Collection[str] = False) -> nn.Module:
     """A deep copy; tensors that a forward run left on modules (old-style weight norm, caches) are
-    copied as data.
+    copied as data. Copies of a large model's weights lie in files.
 
-    With `share`, parameters and buffers are the model's own: cutting replaces them and never writes
-    into them. Scripted functions, which have no state, are shared in any case.
+    With `share`, parameters and buffers, or those with these names, are the model's own: cutting
+    replaces them and never writes into them. Scripted functions, which have no state, are shared in
+    any case.
     """
     with undisturbed():
         known: dict[int, Any] = {
             id(x): x.detach().clone() for x in reachable(model)[1] if not x.is_leaf
         }
-        if share:
-            known |= {id(x): x for x in (*model.parameters(), *model.buffers())}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        mine = {id(x): x for name, x in named if share is True or (share and name in share)}
+        keep = keeper(model)
+        for x in (*model.parameters(), *model.buffers()):
+            copied = x if id(x) in mine or type(x) not in _PLAIN else keep(x.detach())
+            if copied.data_ptr() != x.data_ptr():
+                known[id(x)] = _like(x, copied)
+        known |= mine
         held = [x for module in model.modules() for x in vars(module).values()]
         known |= {id(x): x for x in held if isinstance(x, torch.jit.ScriptFunction)}
         try:
             return copy.deepcopy(model, dict(known))
         except Exception as error:
             raise OptionError(_not_copied(model, known, error)) from error
+
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def _like(old: Tensor, new: Tensor) -> Tensor:
+    """A tensor as a parameter, if it takes the place of one."""
+    return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
 def _not_copied(model: nn.Module, known: dict[int, Any], error: Exception) -> str:
@@ -124,9 +140,7 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
         old: Any = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
-        new: Any = value.contiguous()
-        if isinstance(old, nn.Parameter):
-            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        new = _like(old, value.contiguous())
         for entries, key in places[id(old)]:
             entries[key] = new
 
@@ -137,6 +151,7 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
     )
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     new: dict[str, Tensor] = {}
+    keep_it = keeper(model)
     for name, dims in kept.items():
         x = named[name].detach()
         for dim, on in dims.items():
@@ -147,7 +162,7 @@ def _cut_tensors(model: nn.Module, keeps: Sequence[tuple[Group, Keep]]) -> None:
                     "or cut all groups at once."
                 )
             x = x.index_select(dim, torch.as_tensor(np.flatnonzero(on), device=x.device))
-        new[name] = x
+        new[name] = keep_it(x)
     set_tensors(model, new)
 
 
@@ -181,9 +196,10 @@ def attempt(
     """
     twin = mask(model, structure, kept, program)
     keeps = [(structure[name], keep_mask(structure[name], units)) for name, units in kept.items()]
+    cut_off = {slot.tensor for group, _ in keeps for slot in group.slots}
     first: Cut | None = None
     for eager in (False, True):
-        small = duplicate(model, share=share)
+        small = duplicate(model, share=share or cut_off)
         try:
             cut_in_place(small, keeps, structure.program, eager=eager)
         except Exception as error:  # numbers that a module keeps about itself and cannot change

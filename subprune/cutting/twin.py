@@ -11,8 +11,10 @@ as such a nudge; a wrong index errs by as much as a unit does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,15 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from subprune.cutting.masking import Masked
+from subprune.cutting.masking import Changed, Masked
 from subprune.errors import StructureError
 from subprune.program.borrow import borrowed, follow
 from subprune.program.ops import FAMILIES, kind_of
 from subprune.program.precision import HALF, least_precise, widened
 from subprune.program.program import Inputs, Program, call, flat_tensors
 from subprune.program.record import plain
+from subprune.program.shelf import is_large
 
 __all__ = ["TOLERANCE", "Few", "Match", "first_line", "match", "model_outputs"]
 
@@ -105,7 +108,7 @@ def match(
     except StructureError as error:
         return Match(str(error))
     problem, gap = _difference(expected, got)
-    usual = max(TOLERANCE, _USUAL * least_precise(twin.tensors))
+    usual = max(TOLERANCE, _USUAL * least_precise(twin.dtypes))
     if problem or (gap <= tolerance and not wide):
         return Match(problem, gap, usual=usual)
     if few is not None:
@@ -142,7 +145,8 @@ def model_outputs(model: nn.Module, inputs: Inputs, *, wide: bool = False) -> li
     With `wide`, everything is computed in float64.
     """
     state = [*model.parameters(), *model.buffers()]
-    stand_ins = {id(x): _stand_in(x.detach()) for x in state} if wide else {}
+    copied = not is_large(state)
+    stand_ins = {id(x): _stand_in(x.detach(), copied) for x in state} if wide else {}
     arguments = tree_map(_widened, inputs) if wide else inputs
     precision: contextlib.AbstractContextManager[Any] = (
         _InDouble() if wide else contextlib.nullcontext()
@@ -228,13 +232,15 @@ def _widened(x: Any) -> Any:
     return widened(x, _WIDE)
 
 
-def _stand_in(x: Tensor) -> Tensor:
+def _stand_in(x: Tensor, copied: bool) -> Tensor:
     """A parameter for a run in double.
 
-    Matrices in half precision are left to be converted when an operation reads them: a model that
-    is kept in it may be too large for a wider copy.
+    Matrices of large models, or in half precision, are left to be converted when an operation reads
+    them: a model that is kept in it may be too large for a wider copy.
     """
-    return widened(x, _COPIED if x.ndim > 1 else _WIDE)
+    if x.ndim < 2:
+        return widened(x, _WIDE)
+    return widened(x, _COPIED) if copied else x
 
 
 class _InDouble(TorchDispatchMode):
@@ -262,7 +268,7 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
     if twin.program.opaque:
         return None
     try:
-        tensors = {name: _stand_in(x) for name, x in twin.tensors.items()}
+        tensors = Changed(twin.tensors, lambda name, x: _stand_in(x, copied=False))
         with _same_draws(), _InDouble(), torch.no_grad():
             expected = Masked(twin.program, tensors, twin.override)(tree_map(_widened, inputs))
         got = model_outputs(small, inputs, wide=True)
@@ -279,23 +285,23 @@ def _wide_gap(twin: Masked, small: nn.Module, inputs: Inputs) -> float | None:
 
 def _noise(twin: Masked, inputs: Inputs, expected: Sequence[Tensor]) -> float:
     """The largest of a few moves of the twin's outputs by a nudge of all weights and inputs."""
-    nudge = _nudge(torch.Generator().manual_seed(0))
     largest = 0.0
-    for _ in range(_DRAWS):
-        tensors = {name: nudge(x) for name, x in twin.tensors.items()}
+    for draw in range(_DRAWS):
+        tensors = Changed(twin.tensors, functools.partial(_nudged, draw))
         with _same_draws():
-            moved = Masked(twin.program, tensors, twin.override)(tree_map(nudge, inputs))
+            there = [_nudged(draw, f"input {i}", x) for i, x in enumerate(tree_flatten(inputs)[0])]
+            nudged = tree_unflatten(there, tree_flatten(inputs)[1])
+            moved = Masked(twin.program, tensors, twin.override)(nudged)
         largest = max(largest, _difference(expected, moved)[1])
     return largest
 
 
-def _nudge(generator: torch.Generator) -> Callable[[Any], Any]:
-    """One unit in the last place up or down, at random, for every entry of a tensor."""
-
-    def nudge(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            return x
-        sign = torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1
-        return x * (1 + torch.finfo(x.dtype).eps * sign)
-
-    return nudge
+def _nudged(draw: int, name: str, x: Any) -> Any:
+    """One unit in the last place up or down, at random, for every entry of a tensor; the same
+    whenever it is asked for.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{draw} {name}".encode()))
+    sign = torch.randint(0, 2, x.shape, generator=generator).to(x) * 2 - 1
+    return x * (1 + torch.finfo(x.dtype).eps * sign)

@@ -12,6 +12,7 @@ from torch import Tensor
 from subprune.cutting.masking import keep_mask, overrides, zero
 from subprune.loop.drift import drifting, station
 from subprune.program.ops import window
+from subprune.program.shelf import keeper
 from subprune.statistics.batchnorm import stored_norms
 from subprune.statistics.place import Place
 from subprune.statistics.runs import Passage, Run
@@ -50,6 +51,7 @@ class Tour:
         mark_all: bool = False,
     ) -> None:
         calibration, self.setting = setting.calibration, setting
+        self._keep = keeper(calibration.model)
         self.dense, self.current = calibration.start(), calibration.start()
         self.pruned = pruned
         self.current.renew = stored_norms(calibration.structure.program) if renew else {}
@@ -115,7 +117,7 @@ class Tour:
         """Newly fitted tensors of the model and its versions."""
         old = self.current.tensors
         self.rewritten |= {name for name, x in models[0].items() if x is not old[name]}
-        self.current.tensors, *self.versions[:] = models
+        self._hold(models)
 
     def apply(
         self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
@@ -131,7 +133,7 @@ class Tour:
         self, group: Group, kept: Sequence[int], models: Sequence[Tensors], start: Run | None
     ) -> None:
         """Go on with models whose other units are switched off already."""
-        self.current.tensors, *self.versions[:] = models
+        self._hold(models)
         keep = keep_mask(group, kept)
         self.current.override.update(overrides(self.current.programs[0], [(group, keep)]))
         if start is not None and self.pruned:
@@ -139,6 +141,18 @@ class Tour:
             self.current.envs, self.current.position = start.envs, start.position
         self._note_removed(group, kept)
         self._undecided.pop(group.name, None)
+
+    def _hold(self, models: Sequence[Tensors]) -> None:
+        """Keep new tensors of the model and its versions; what they share stays shared."""
+        known = {id(x) for tensors in self.models for x in tensors.values()}
+        kept: dict[int, Tensor] = {}
+        for tensors in models:
+            for x in tensors.values():
+                if id(x) not in known and id(x) not in kept:
+                    kept[id(x)] = self._keep(x)
+        self.current.tensors, *self.versions[:] = [
+            {name: kept.get(id(x), x) for name, x in tensors.items()} for tensors in models
+        ]
 
     def skip_to(self, passed: Run | None) -> tuple[int, ...]:
         """Go on from where a fork of the dense run has got to, unless a group is waiting before.

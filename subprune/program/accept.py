@@ -141,6 +141,16 @@ def _check_tensor(name: str, x: Tensor) -> None:
             f"{name} is {x.dtype}, which nothing can be fitted in; allowed are {allowed}: convert "
             "the model first, with model.bfloat16() for instance"
         )
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+    if x.is_floating_point() and not all(bool(torch.isfinite(part).all()) for part in _parts(x)):
         layer = name.rpartition(".")[0]
         raise DataError(f"the weights of layer {layer!r} ({name}) contain NaN or infinity")
+
+
+_PART = 2**22  # numbers that are looked at together
+
+
+def _parts(x: Tensor) -> Sequence[Tensor]:
+    """A large tensor in rows: what is asked of each number takes memory too."""
+    if x.numel() <= _PART:
+        return [x]
+    return x.split(max(1, _PART * len(x) // x.numel()))

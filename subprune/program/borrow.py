@@ -3,8 +3,10 @@
 `borrowed` is the only way in which a caller's model is run. The run sees the caller's modules, but
 private copies of their tensors and containers: whatever it writes is written into copies, and
 afterwards every reference is put back. Values therefore never need to be restored, and parameters
-keep their identity, gradients and versions. `given_back` stands around every public function and
-puts everything back once more, whatever ended the call.
+keep their identity, gradients and versions. Of a large model, whose copy might not fit beside it,
+the numbers themselves are lent: an operation that is about to overwrite some, which hardly any model
+has, leaves a copy of them that is put back. `given_back` stands around every public function and puts
+everything back once more, whatever ended the call.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from subprune.program import parallel
 from subprune.program.process import ProcessState
+from subprune.program.shelf import SMALL, is_large
 
 __all__ = ["borrowed", "follow", "given_back", "reachable", "undisturbed"]
 
@@ -68,10 +73,13 @@ def borrowed(model: nn.Module, stand_ins: Mapping[int, Tensor] = _NONE) -> Itera
     """
     with _one_at_a_time:
         snapshot = _Snapshot(model)
+        own = (x for x in snapshot.tensors if id(x) not in stand_ins)
+        copies = _Copies(stand_ins, whole=not is_large(own))
         try:
-            snapshot.lend(_Copies(stand_ins))
+            snapshot.lend(copies)
             model.eval()
-            yield
+            with _Unwritten(copies.lent) if copies.lent else contextlib.nullcontext():
+                yield
         finally:
             snapshot.restore()
 
@@ -113,6 +121,7 @@ class _Snapshot:
     def __init__(self, model: nn.Module | None) -> None:
         self.process = ProcessState()
         held = _Held() if model is None else _held(model)
+        self.tensors = held.tensors
         self.modules = [(m, type(m), m.training, dict(vars(m)), _tables(m)) for m in held.modules]
         self.objects = [(vars(x), dict(vars(x))) for x in held.objects]
         self.containers = [
@@ -312,12 +321,15 @@ def _numbers(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
 class _Copies:
     """Private copies of tensors and containers.
 
-    What was one object is one copy, and what shared memory still does.
+    What was one object is one copy, and what shared memory still does. Unless all is to be `whole`,
+    large storages are not copied but lent.
     """
 
-    def __init__(self, stand_ins: Mapping[int, Tensor]) -> None:
+    def __init__(self, stand_ins: Mapping[int, Tensor], whole: bool) -> None:
         self.made: dict[int, Any] = dict(stand_ins)  # by id of the original, which is kept alive
         self.storages: dict[int, Any] = {}
+        self.whole = whole
+        self.lent: dict[int, Any] = {}
 
     def of(self, x: Any) -> Any:
         """The copy of a tensor or container; anything else is passed through."""
@@ -353,11 +365,47 @@ class _Copies:
             return x.detach().clone()
         storage = x.untyped_storage()
         if storage._cdata not in self.storages:
-            self.storages[storage._cdata] = storage.clone()
+            lend = not self.whole and x.device.type == "cpu" and storage.nbytes() >= SMALL
+            self.storages[storage._cdata] = storage if lend else storage.clone()
+            self.lent |= {storage._cdata: storage} if lend else {}
         new = self.storages[storage._cdata]
         with torch.no_grad():
             empty = torch.empty(0, dtype=x.dtype, device=x.device)
             return empty.set_(new, x.storage_offset(), x.shape, x.stride())
+
+
+class _Unwritten(TorchDispatchMode):
+    """What is written into storages inside is put back at the end, whatever ends it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and asking for the compiler would import it: two seconds."""
+        return False
+
+    supports_higher_order_operators = True
+
+    def __init__(self, storages: Mapping[int, Any]) -> None:
+        super().__init__()
+        self.storages = storages
+        self.before: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = getattr(func, "_schema", None)
+        if schema is None or schema.is_mutable:
+            for x in tree_flatten((args, kwargs))[0]:
+                if isinstance(x, Tensor) and x.layout is torch.strided:
+                    self._keep(x.untyped_storage()._cdata)
+        return func(*args, **kwargs)
+
+    def _keep(self, storage: int) -> None:
+        if storage in self.storages and storage not in self.before:
+            self.before[storage] = self.storages[storage].clone()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for storage, content in self.before.items():
+            self.storages[storage].copy_(content)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def check_foreign(model: nn.Module) -> None:
             raise OptionError(
                 f"{place} is moved or offloaded by hooks of accelerate "
                 f"({type(module._hf_hook).__name__}), so that its weights are not in its layers; "
-                "load the model without device_map (in half precision if memory is short), or "
-                "call accelerate.hooks.remove_hook_from_submodules(model) if all weights are "
-                "on one device"
+                "load the model without device_map, with the dtype of its files (transformers then "
+                "maps these, and they fill no memory), or call "
+                "accelerate.hooks.remove_hook_from_submodules(model) if all weights are on one device"
             )

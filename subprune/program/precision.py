@@ -8,7 +8,7 @@ operation's tensors are converted when it runs, and forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ def widened(x: Any, table: Mapping[torch.dtype, torch.dtype]) -> Any:
     return table.get(x, x) if isinstance(x, torch.dtype) else x
 
 
-def least_precise(tensors: Mapping[str, Tensor]) -> float:
-    """The largest machine epsilon among the types of some tensors."""
-    kinds = {x.dtype for x in tensors.values() if x.is_floating_point()}
-    return max((torch.finfo(kind).eps for kind in kinds), default=0.0)
+def least_precise(kinds: Iterable[torch.dtype]) -> float:
+    """The largest machine epsilon among some types."""
+    return max((torch.finfo(kind).eps for kind in kinds if kind.is_floating_point), default=0.0)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from subprune.program.precision import single
+from subprune.program.shelf import rest
 from subprune.statistics.accumulation import summed
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
 from subprune.statistics.consumers import consumer_weight
-from subprune.statistics.shelf import rest
 from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from subprune.program.layout import counted, over_rows
 from subprune.program.ops import activation
 from subprune.program.program import flat_tensors
 from subprune.program.ranks import ALONE, Ranks
+from subprune.program.shelf import RUN_BYTES, rest, shelved
 from subprune.statistics.moments import pooled
-from subprune.statistics.shelf import RUN_BYTES, rest, shelved
 
 if TYPE_CHECKING:
     from subprune.program.fuse import Folds
