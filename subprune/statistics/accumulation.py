@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
+from subprune.program.onednn import crossed
 from subprune.program.precision import single
 from subprune.statistics.patches import Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import ShiftSums, can_shift
@@ -26,13 +27,13 @@ from subprune.statistics.sums import (
     Totals,
     as_double,
     clipped,
+    column_sums,
     energy_of,
     gram_of,
     in_range,
     in_strips,
     sum_device,
     symmetrise,
-    wide_sum,
     working,
 )
 
@@ -89,7 +90,9 @@ class Accumulator:
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""
-        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), energy_of(targets))
+        # Where products of the rows with each other are known, so are their sums.
+        sums = column_sums(rows) if self.gram else column_sums(rows[:0])
+        totals = Totals(sums, column_sums(targets), energy_of(targets))
         self.add_totals(totals)
         if sum(len(x) for x, *_ in self._waiting) + len(rows) > enough:
             self._multiply_waiting()
@@ -113,7 +116,7 @@ class Accumulator:
 
     def _made(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """BᵀB [d, d], if it is summed, and BᵀY [d, m]."""
-        return gram_of(rows) if self.gram else rows.new_zeros(0, 0), rows.T @ targets
+        return gram_of(rows) if self.gram else rows.new_zeros(0, 0), crossed(rows, targets)
 
     def _multiply_waiting(self) -> None:
         """Add the products of what arrived in small pieces."""

@@ -183,7 +183,7 @@ class Residual(Target):
                 if spots is not None:
                     x, aim = spots.rows(x), spots.at(aim)
                 if len(own) < x.shape[dim]:
-                    x, weight = x.index_select(dim, own), weight.index_select(1, own)
+                    x, weight = _some_inputs(x, dim, own), weight.index_select(1, own)
                 if consumer not in moving:
                     collector.update(x, aim, counted)
                     return
@@ -201,6 +201,13 @@ class Residual(Target):
         new = {c.use.op: summed(collectors[c.use.op], source.ranks) for c in moving}
         columns = {op: collectors[op][0].columns_of(inputs[op]) for op in new}
         return gathered.with_targets(place.group.reweightable, new, columns)
+
+
+def _some_inputs(x: Tensor, dim: int, inputs: Tensor) -> Tensor:
+    """Some features or channels [q] of x, in the same order in memory."""
+    if x.is_contiguous():
+        return x.index_select(dim, inputs)
+    return x.movedim(dim, -1).index_select(-1, inputs).movedim(-1, dim)
 
 
 def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:
