@@ -196,6 +196,18 @@ class Accumulator:
         total._energy, total._target_sums = other._energy, other._target_sums
         return total
 
+    def part(self, columns: Tensor) -> Accumulator:
+        """The same sums of some columns [q] only; the targets stay."""
+        part = Accumulator(len(columns), self.m, self.units[columns], self.where)
+        self._make_symmetric()
+        if self._products is not None:
+            gram, cross, sums = self._products.tensors()
+            gram = gram.index_select(0, columns).index_select(1, columns)
+            part._products = Products.totals(gram, cross[columns], sums[columns])
+        part.rows, part._precision = self.rows, self._precision
+        part._energy, part._target_sums = self._energy, self._target_sums
+        return part
+
     @property
     def device(self) -> torch.device | None:
         """Where the sums lie; None where no rows were seen."""
