@@ -27,7 +27,8 @@ def crossed(a: Tensor, b: Tensor) -> Tensor:
     """aᵀb [p, q] of a [n, p] and b [n, q]."""
     if not _worth(a, b):
         return a.T @ b
-    return linear(a.T, b.T)
+    # Of a part of a matrix, products are made a hundred times as slowly: it is copied.
+    return _linear(a.contiguous().T, b.contiguous().T, None)
 
 
 def crossed_each(a: Tensor, b: Tensor) -> Tensor:
@@ -45,6 +46,10 @@ def _worth(a: Tensor, b: Tensor) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x·weightᵀ + bias [..., outputs] of x [..., inputs], weight [outputs, inputs]."""
+    return _linear(x.contiguous(), weight.contiguous(), bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return made
 
