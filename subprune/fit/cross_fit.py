@@ -117,6 +117,7 @@ def cross_fit(
     intercept: bool = False,
     factors: FoldFactors | None = None,
     judged: int | None = None,
+    measured: bool = True,
 ) -> Fitted:
     """Weights for the columns of the units `kept` and the columns without a unit.
 
@@ -124,7 +125,8 @@ def cross_fit(
     strengths: of the ridge, in rising order; of several, the best on held-out inputs is taken.
     intercept: fit a constant too, which the ridge does not draw anywhere. factors: of the same
     inputs, where they were fitted before; afterwards those of the strength used. judged: of how many
-    folds, the first, a fit without the fold is kept and judged on it; None: of all.
+    folds, the first, a fit without the fold is kept and judged on it; None: of all. measured:
+    whether errors are wanted, which take as long as the weights; else they are nan.
     """
     # How strong the ridge is, and what each fold's fit leaves of it; then a fit to all inputs.
     known: FoldFactors = {} if factors is None else factors
@@ -133,12 +135,15 @@ def cross_fit(
     versions: tuple[Tensor, ...] = ()
     shifts: tuple[Tensor, ...] = ()
     if folded.folds > 1:
+        part = folded.part(columns)
         trials = [
-            _FoldTrial(folded, fold, columns, old, intercept, known.setdefault(fold, {}))
+            _FoldTrial(part, fold, columns, old, intercept, known.setdefault(fold, {}))
             for fold in range(folded.folds)
         ]
         strength = _best_strength(trials, strengths, ranks)
-        settled = _each(lambda trial: trial.settle(strength), trials[:judged], columns, ranks)
+        settled = _each(
+            lambda trial: trial.settle(strength, measured), trials[:judged], columns, ranks
+        )
         versions = tuple(weight for *_, weight, _ in settled)
         if intercept:
             shifts = tuple(shift for *_, shift in settled if shift is not None)
@@ -146,7 +151,15 @@ def cross_fit(
         residual = sum(residual for residual, *_ in settled)
         held_out = residual / energy if energy else 0.0
     own = known.setdefault(None, {})
-    final = solve(whole, kept, ridge=strength, toward=old, intercept=intercept, factors=own)
+    final = solve(
+        whole,
+        kept,
+        ridge=strength,
+        toward=old,
+        intercept=intercept,
+        measured=measured,
+        factors=own,
+    )
     if sum(factor.bytes for fold in known.values() for factor in fold.values()) > _KEPT:
         for fold in known.values():  # they are large: those that were only tried go
             for other in [key for key in fold if key != (strength, intercept)]:
@@ -170,6 +183,8 @@ def cross_fit(
 class _FoldTrial:
     """Fits to all inputs but one fold, judged on that fold; each strength is tried when it is asked
     for.
+
+    folded: of the columns [q] alone.
     """
 
     def __init__(
@@ -192,9 +207,8 @@ class _FoldTrial:
     def both(self) -> tuple[Statistics, Statistics]:
         """The statistics of the kept columns: without the fold, and of the fold alone."""
         if self._statistics is None:
-            seen, unseen = self.folded.without(self.fold), self.folded.only(self.fold)
-            self._statistics = seen.part(self.columns), unseen.part(self.columns)
-            self.energy = unseen.energy
+            self._statistics = self.folded.without(self.fold), self.folded.only(self.fold)
+            self.energy = self._statistics[1].energy
         return self._statistics
 
     @property
@@ -231,6 +245,7 @@ class _FoldTrial:
             toward=toward,
             intercept=self.intercept,
             ranked=False,
+            measured=False,
             factors=self.factors,
         )
 
@@ -247,12 +262,14 @@ class _FoldTrial:
             self._changes[strength] = energy_change(unseen, fit.weight, fit.shift)
         return self._changes[strength]
 
-    def settle(self, strength: float) -> tuple[float, float, Tensor, Tensor | None]:
-        """Fit with this strength, for good: what that leaves of the fold's energy, that energy, the
-        fitted weights [d, m], and the fitted constant [m], if there is one.
+    def settle(self, strength: float, measured: bool) -> tuple[float, float, Tensor, Tensor | None]:
+        """Fit with this strength, for good: what that leaves of the fold's energy, if it is
+        measured, that energy, the fitted weights [d, m], and the fitted constant [m], if there is
+        one.
         """
-        fit = self._fit(strength)
-        residual = relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
+        fit, residual = self._fit(strength), float("nan")
+        if measured:
+            residual = relative_error(self.both()[1], fit.weight, fit.shift) * self.energy
         self.tidy(strength)
         new = torch.zeros(self.old.shape, dtype=torch.float64, device=fit.weight.device)
         new[self.columns] = fit.weight

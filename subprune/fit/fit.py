@@ -69,6 +69,8 @@ class Work:
     changed: bool = False  # whether the units are no longer what they were: all may stay, then
     # Strengths of a ridge that were chosen before, block by block; empty: they are to be chosen.
     ridge: tuple[float, ...] = ()
+    # Whether anybody looks at the errors that are left, or at the weights alone.
+    measured: bool = True
     # By block: what solved for its columns, which other targets need again.
     factors: dict[int, FoldFactors] = field(default_factory=dict)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from subprune.errors import OptionError
-from subprune.fit.cross_fit import Fitted, FoldFactors, cross_fit, together
+from subprune.fit.cross_fit import Fitted, cross_fit, together
 from subprune.fit.fit import Figures, Fit, Tensors, Work, as_weight, matrices
 from subprune.keywords import must_be
 
@@ -75,9 +75,8 @@ class LeastSquares(Fit):
                 factors = work.factors.setdefault(number, {})
                 constant = self.has_constant(consumer)
                 judged = len(models) - 1
-                own.append(
-                    _block(folded, whole, work.kept, weight, strengths, constant, factors, judged)
-                )
+                more = {"intercept": constant, "factors": factors, "judged": judged or None}
+                own.append(_block(folded, whole, work, weight, strengths, more))
             self.write(work, consumer, models, own)
             fits += own
         return together(fits)
@@ -98,22 +97,19 @@ class LeastSquares(Fit):
 def _block(
     folded: FoldedStatistics,
     whole: Statistics,
-    kept: Sequence[int],
+    work: Work,
     old: Tensor,
     strengths: Sequence[float],
-    constant: bool,
-    factors: FoldFactors,
-    judged: int,
+    more: dict[str, Any],
 ) -> Fitted:
-    """One block of a consumer; old: [d, m], its present weights.
+    """One block of a consumer; old: [d, m], its present weights; more: what `cross_fit` is told.
 
-    judged: versions of the model, each fitted without one of the first folds; 0: nothing is kept
-    apart, and all folds say which fit is best.
+    Where no version of the model is kept, all folds say which fit is best.
     """
-    scale, some = folded.scale, judged or None
+    more, scale, kept = {**more, "measured": work.measured}, folded.scale, work.kept
     if scale is None:
-        return cross_fit(folded, whole, kept, old, strengths, constant, factors, some)
+        return cross_fit(folded, whole, kept, old, strengths, **more)
     # Fitted as its errors are felt, and scaled back.
     felt = old.double() * scale.to(old.device)
-    fitted = cross_fit(folded, whole, kept, felt, strengths, constant, factors, some)
+    fitted = cross_fit(folded, whole, kept, felt, strengths, **more)
     return fitted.divided(scale, old, whole.columns(kept))

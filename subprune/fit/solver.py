@@ -40,6 +40,7 @@ def solve(
     ridge: float = 0.0,
     toward: Tensor | None = None,
     ranked: bool = True,
+    measured: bool = True,
     factors: Factors | None = None,
 ) -> Solution:
     """Weights [d, m] for the columns of the units ``kept`` and the columns without a unit.
@@ -49,14 +50,14 @@ def solve(
     columns' G_jj: it draws the weights of the columns, not of the constant, to `toward` [d, m], and
     those of columns about which the data says little most of all; the error is reported without it.
     An infinite one leaves them at `toward`, and fits the constant alone.
-    ranked: whether the rank and the error are wanted, which take time; else the rank is that of
-    independent columns, the error nan, and independent columns are solved for without a step of
-    refinement, which changes their weights by rounding alone. factors: of the same columns, by
-    ridge, where they are solved for other targets too; what is missing is added.
+    ranked: whether the rank is wanted, which takes time; else it is that of independent columns.
+    measured: whether the error is; else it is nan, and independent columns are solved for without a
+    step of refinement, which changes their weights by rounding alone. factors: of the same columns,
+    by ridge, where they are solved for other targets too; what is missing is added.
     """
     columns = stats.columns(kept)  # [q]
     if math.isinf(ridge):
-        return _constant_alone(stats, columns, toward, intercept, ranked)
+        return _constant_alone(stats, columns, toward, intercept, measured)
     gram, cross = _part(stats.gram, columns), stats.cross[columns]
     pull = ridge * gram.diagonal().clamp_min(0).mean().expand(len(gram))  # [q], on each column
     if intercept:
@@ -74,11 +75,11 @@ def solve(
         known[key] = _Factor(system, noise, damped=ridge > 0, ranked=ranked)
     factor = known[key]
     solution = factor.solve(wanted)  # [q (+1), m]
-    if ranked or factor.solver != "cholesky":  # one step of refinement
+    if measured or factor.solver != "cholesky":  # one step of refinement
         solution += factor.solve(wanted - system @ solution)
     # ‖Y − BX‖² = t + tr Xᵀ(GX − 2C), without the ridge
     error = float("nan")
-    if ranked:
+    if measured:
         residual_energy = stats.energy + float((solution * (gram @ solution - 2 * cross)).sum())
         error = max(0.0, residual_energy) / stats.energy if stats.energy else 0.0
     new = torch.zeros_like(stats.cross)
@@ -100,7 +101,7 @@ Factors = dict[tuple[float, bool], "_Factor"]
 
 
 def _constant_alone(
-    stats: Statistics, columns: Tensor, toward: Tensor | None, intercept: bool, ranked: bool
+    stats: Statistics, columns: Tensor, toward: Tensor | None, intercept: bool, measured: bool
 ) -> Solution:
     """The weights `toward` [d, m] on the columns [q]; the constant makes up for the means."""
     weight = torch.zeros_like(stats.cross)
@@ -108,7 +109,7 @@ def _constant_alone(
         weight[columns] = toward.detach().to(weight)[columns]
     missing = stats.target_sums - weight.T @ stats.sums  # [m]
     shift = missing / max(1, stats.rows) if intercept else None
-    error = relative_error(stats, weight, shift) if ranked else float("nan")
+    error = relative_error(stats, weight, shift) if measured else float("nan")
     fitted = int(intercept)  # columns that something was fitted to: the constant one
     return Solution(
         weight=weight,

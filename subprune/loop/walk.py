@@ -237,14 +237,22 @@ def _in_rounds(
     # layers, whose fits take long, are kept from the start.
     wide = any(s.width > _WIDE for s in work.gathered.statistics)
     chosen: tuple[float, ...] = figures.ridge if wide else work.ridge
-    for _ in range(rounds):
+    latest = work
+    for number in range(rounds):
         assert place is not None
         moved = target.moved(place, work.gathered, work.kept, new)
         if moved is None:
             break
+        # Only the last fit's errors are looked at.
+        last = number == rounds - 1
+        latest = replace(work, gathered=moved, ridge=chosen, measured=last)
         new = [dict(tensors) for tensors in models]
-        figures = fit.apply(replace(work, gathered=moved, ridge=chosen), new)
+        figures = fit.apply(latest, new)
         chosen = figures.ridge
+    if not latest.measured:  # the target has moved for the last time before
+        new = [dict(tensors) for tensors in models]
+        figures = fit.apply(replace(latest, measured=True), new)
+    if latest is not work:
         stages = [*stages[:2], (MOVED, figures.left)]
     return new, replace(figures, stages=tuple(stages))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from subprune.program.onednn import convolution, usable
 from subprune.program.ops import Window, argument, belongs, norm, product, window
 
 if TYPE_CHECKING:
@@ -45,23 +46,13 @@ class Chain:
         between runs.
         """
         x, weight, bias = (fetch(a) for a in self.tensors)
-        if (
-            x.device.type != "cpu"
-            or x.dtype != torch.float32
-            or weight.dtype != torch.float32
-            or x.numel() == 0
-        ):
+        if not usable(x, weight):
             return None
         weight, bias = self._folded(weight, bias, fetch, folds)
         window = self.window
         shape = (window.padding, window.stride, window.dilation, window.groups)
-        relu: Any = "relu" if self.relu else None
-        if self.other is None:
-            call = torch.ops.mkldnn._convolution_pointwise.default
-            return call(x, weight, bias, *shape, relu or "none", [], "")
-        other = fetch(self.other).contiguous(memory_format=torch.channels_last)
-        call = torch.ops.mkldnn._convolution_pointwise.binary
-        return call(x, other, weight, bias, *shape, "add", 1.0, relu, [], "")
+        other = None if self.other is None else fetch(self.other)
+        return convolution(x, weight, bias, shape, other=other, relu=self.relu)
 
     def _folded(
         self, weight: Tensor, bias: Tensor | None, fetch: Callable[[Any], Any], folds: Folds

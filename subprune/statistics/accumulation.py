@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from subprune.errors import DataError, OptionError
+from subprune.program.onednn import crossed
 from subprune.program.precision import single
 from subprune.statistics.patches import Convolution, conv_rows, random_rows
 from subprune.statistics.shifts import ShiftSums, can_shift
@@ -26,13 +27,13 @@ from subprune.statistics.sums import (
     Totals,
     as_double,
     clipped,
+    column_sums,
     energy_of,
     gram_of,
     in_range,
     in_strips,
     sum_device,
     symmetrise,
-    wide_sum,
     working,
 )
 
@@ -89,7 +90,9 @@ class Accumulator:
 
     def _add(self, rows: Tensor, targets: Tensor, enough: int) -> None:
         """Add one chunk; its products wait for others, if it has fewer than enough rows."""
-        totals = Totals(wide_sum(rows, 0), wide_sum(targets, 0), energy_of(targets))
+        # Where products of the rows with each other are known, so are their sums.
+        sums = column_sums(rows) if self.gram else column_sums(rows[:0])
+        totals = Totals(sums, column_sums(targets), energy_of(targets))
         self.add_totals(totals)
         if sum(len(x) for x, *_ in self._waiting) + len(rows) > enough:
             self._multiply_waiting()
@@ -113,7 +116,7 @@ class Accumulator:
 
     def _made(self, rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """BᵀB [d, d], if it is summed, and BᵀY [d, m]."""
-        return gram_of(rows) if self.gram else rows.new_zeros(0, 0), rows.T @ targets
+        return gram_of(rows) if self.gram else rows.new_zeros(0, 0), crossed(rows, targets)
 
     def _multiply_waiting(self) -> None:
         """Add the products of what arrived in small pieces."""
@@ -192,6 +195,18 @@ class Accumulator:
         total.rows, total._precision = self.rows, self._precision
         total._energy, total._target_sums = other._energy, other._target_sums
         return total
+
+    def part(self, columns: Tensor) -> Accumulator:
+        """The same sums of some columns [q] only; the targets stay."""
+        part = Accumulator(len(columns), self.m, self.units[columns], self.where)
+        self._make_symmetric()
+        if self._products is not None:
+            gram, cross, sums = self._products.tensors()
+            gram = gram.index_select(0, columns).index_select(1, columns)
+            part._products = Products.totals(gram, cross[columns], sums[columns])
+        part.rows, part._precision = self.rows, self._precision
+        part._energy, part._target_sums = self._energy, self._target_sums
+        return part
 
     @property
     def device(self) -> torch.device | None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subprune.errors import OptionError
+from subprune.program.onednn import convolution, linear, usable
 from subprune.program.ops import window
 from subprune.statistics.patches import Convolution
 
@@ -72,8 +73,12 @@ class ColumnMap:
         them.
         """
         if self.conv is None:
-            return F.linear(a, weight)
+            return linear(a, weight) if usable(a, weight) else F.linear(a, weight)
         padded = self.conv.pad(self.conv.lay_out(a))
+        if len(self.conv.kernel_size) == 2 and usable(padded, weight):
+            rest = ((0, 0), self.conv.stride, self.conv.dilation, self.conv.groups)
+            last = weight.contiguous(memory_format=torch.channels_last)
+            return convolution(padded, last, None, rest)
         run = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(self.conv.kernel_size)]
         return run(
             padded,

@@ -29,7 +29,7 @@ class FoldedStatistics:
     rows; otherwise [d, m], and the target is ``Y = B·W``. gone: [d] bool, columns
     that were removed with other groups before. scale: [m], what the targets are multiplied by: the
     weights that are fitted to them are, too. ranks: those who have the same sums, and may share
-    what is made of them.
+    what is made of them. columns: [q], those that statistics are wanted of; None: all.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class FoldedStatistics:
         *,
         scale: Tensor | None = None,
         ranks: Ranks = ALONE,
+        columns: Tensor | None = None,
     ) -> None:
-        self.parts, self.gone, self.scale = parts, gone, scale
+        self.parts, self.gone, self.scale, self._columns = parts, gone, scale, columns
         self.ranks = ranks
         self.weight = weight
         if weight is not None and scale is not None:
@@ -57,6 +58,18 @@ class FoldedStatistics:
         pairs = zip(self.parts, parts, strict=True)
         moved = [old.with_targets(new, columns) for old, new in pairs]
         return FoldedStatistics(moved, gone=self.gone, scale=self.scale, ranks=self.ranks)
+
+    def part(self, columns: Tensor) -> FoldedStatistics:
+        """The same of some columns [q] only; the targets stay."""
+        if len(columns) == self.parts[0].d:
+            return self
+        if self.weight is not None:  # it makes the targets of all columns
+            return FoldedStatistics(
+                self.parts, self.weight, self.gone, ranks=self.ranks, columns=columns
+            )
+        own = [part.part(columns) for part in self.parts]
+        gone = None if self.gone is None else self.gone[columns]
+        return FoldedStatistics(own, gone=gone, scale=self.scale, ranks=self.ranks)
 
     @property
     def folds(self) -> int:
@@ -83,4 +96,5 @@ class FoldedStatistics:
     def _statistics(self, parts: Sequence[Accumulator]) -> Statistics:
         total = Accumulator.merged(parts)
         result = total.result() if self.weight is None else total.result_for_weight(self.weight)
-        return result if self.gone is None else result.without(self.gone)
+        result = result if self.gone is None else result.without(self.gone)
+        return result if self._columns is None else result.part(self._columns)

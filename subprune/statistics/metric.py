@@ -24,6 +24,7 @@ from subprune.measure.answers import answered, read_program
 from subprune.program.layout import counted, over_rows
 from subprune.program.program import flat_tensors, model_tensors
 from subprune.statistics.place import generator
+from subprune.statistics.sums import column_sums
 
 if TYPE_CHECKING:
     from subprune.data.batch import Batch
@@ -114,16 +115,30 @@ def _squares(
     random: torch.Generator,
 ) -> dict[int, tuple[Tensor, int]]:
     """By value: sums of squared gradients of each channel, and how many were summed."""
-    values: dict[int, Tensor] = {}
+    sums: dict[int, tuple[Tensor, int]] = {}
+    known = masks(batch.inputs)
+    starts: list[Tensor] = []  # values that no other watched one leads to
 
     def watch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op.func(*args, **kwargs)
-        first = flat_tensors(result)[0]
-        probed = first.view_as(first) if first.requires_grad else first.detach().requires_grad_()
-        values[op.outs[0]] = probed
-        with torch.enable_grad():
-            read = probed.clone()  # which others may overwrite
-        return read if isinstance(result, Tensor) else (read, *result[1:])
+        first, value = flat_tensors(result)[0], op.outs[0]
+        if first.requires_grad:
+            probed = first.view_as(first)
+        else:
+            probed = first.detach().requires_grad_()
+            starts.append(probed)
+
+        def felt(grad: Tensor) -> None:
+            mine = counted(program, known, value)
+            square, positions = _square(grad, landings[value].dim, mine)
+            before, count = sums.get(value, (torch.zeros_like(square), 0))
+            sums[value] = before + square, count + positions
+
+        probed.register_hook(felt)  # squared as it arrives: gradients of all are never held
+        if program.overwrites:  # others may write into what they read
+            with torch.enable_grad():
+                probed = probed.clone()
+        return probed if isinstance(result, Tensor) else (probed, *result[1:])
 
     override: dict[int, Override] = {landing.op: watch for landing in landings.values()}
     tensors = model_tensors(calibration.model, program)
@@ -132,35 +147,28 @@ def _squares(
     if not output.requires_grad:
         return {}
     # With random directions v, the mean square of ∂(v·y)/∂s is the diagonal of JᵀJ, where J = ∂y/∂s.
-    known = masks(batch.inputs)
     reading = read_program(program, batch)
     where = answered(output.shape, batch, reading, program)
-    order = list(values)
-    sums: dict[int, tuple[Tensor, int]] = {}
     for probe in range(PROBES):
         direction = _direction(output.detach(), reading, random)
         if where is not None:
             direction = torch.where(where, direction, 0)
-        grads = torch.autograd.grad(
-            output,
-            [values[v] for v in order],
-            direction,
-            retain_graph=probe + 1 < PROBES,
-            allow_unused=True,
-        )
+        last = probe + 1 == PROBES
+        torch.autograd.grad(output, starts, direction, retain_graph=not last, allow_unused=True)
         del direction  # as large as the output
-        for value, grad in zip(order, grads, strict=True):
-            if grad is None:
-                continue
-            dim = landings[value].dim % grad.ndim
-            valid = counted(program, known, value)
-            if valid is not None:  # [rows, channels]
-                grad, dim = grad.movedim(dim, -1)[over_rows(valid, grad.shape, dim).squeeze(dim)], 1
-            others = [d for d in range(grad.ndim) if d != dim]
-            square = grad.double().square().sum(others).cpu()
-            before, count = sums.get(value, (torch.zeros_like(square), 0))
-            sums[value] = before + square, count + grad.numel() // grad.shape[dim]
     return sums
+
+
+def _square(grad: Tensor, dim: int, counted: Tensor | None) -> tuple[Tensor, int]:
+    """Squared gradients of each channel, summed [channels] float64; of how many positions.
+
+    dim: the channels'; counted: which positions do; None: all.
+    """
+    dim = dim % grad.ndim
+    if counted is not None:  # [rows, channels]
+        grad, dim = grad.movedim(dim, -1)[over_rows(counted, grad.shape, dim).squeeze(dim)], 1
+    rows = grad.movedim(dim, -1).reshape(-1, grad.shape[dim])
+    return column_sums(rows.square()).cpu(), len(rows)
 
 
 def _answers(shape: Sequence[int]) -> int:

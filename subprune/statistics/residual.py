@@ -208,7 +208,7 @@ class Residual(Target):
         # Removed units are zero already; without them there is less to multiply.
         dim = consumer.use.product.features
         if len(inputs) < x.shape[dim]:
-            x, weight = x.index_select(dim, inputs), weight.index_select(1, inputs)
+            x, weight = _some_inputs(x, dim, inputs), weight.index_select(1, inputs)
         if not moves:
             collector.update(x, aim, counted)
             return
@@ -222,6 +222,13 @@ class Residual(Target):
         y = self._wanted(place, consumer, source, batch, easier, spots)
         collector.update(x, y if spots is None else y.flatten(1), counted)
         rest(aims[batch])
+
+
+def _some_inputs(x: Tensor, dim: int, inputs: Tensor) -> Tensor:
+    """Some features or channels [q] of x, in the same order in memory."""
+    if x.is_contiguous():
+        return x.index_select(dim, inputs)
+    return x.movedim(dim, -1).index_select(-1, inputs).movedim(-1, dim)
 
 
 def _staying(consumer: Consumer, kept: Sequence[int]) -> Tensor:

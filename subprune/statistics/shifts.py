@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from subprune.program import parallel
+from subprune.program.onednn import crossed, crossed_each
 from subprune.statistics.sums import Products, Totals, sum_device, wide_sum
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ __all__ = [
 
 _CHUNK = 4 * 2**20  # bytes of input worked on at a time: what stays in the cache
 _PRODUCTS = 128 * 2**20  # bytes of products made at a time
+_LARGE, _ALONE = 2**14, 2**16  # numbers in a product that is added, and made, by itself
+_NARROW = 64  # rows of a product that take less time than adding it up
 _MOST = 2000  # products a chunk may need before patches are the better way
 _WORTH = 2**26  # multiply-adds of a chunk and shift that are worth a thread of their own
 
@@ -131,6 +134,10 @@ class _Plan:
         """Whether the tap reads the piece (interval numbers of all dimensions)."""
         return all(u in line.readers[i] for line, i, u in zip(self.lines, piece, tap, strict=True))
 
+    def spans(self, piece: tuple[int, ...]) -> list[Range]:
+        """The positions of a piece in all dimensions but the last."""
+        return [line.intervals[i] for line, i in zip(self.lines[:-1], piece, strict=True)]
+
     @property
     def count(self) -> int:
         return len(self.products)
@@ -160,6 +167,8 @@ class ShiftSums:
         self.conv, self.plan, self.gram = conv, _Plan(conv, spatial), gram
         self.channels, self.outputs = channels, outputs
         self.rows = 0
+        # pixels of inputs and of their targets, whose products are not made yet
+        self._waiting: list[tuple[Tensor, Tensor | None]] = []
         # By (column, shift): [pieces of the other dimensions, C, C] float64
         self._products: dict[tuple[int, Shift], Tensor] = {}
         self._cross: Tensor | None = None  # [taps, C, O] float64
@@ -168,7 +177,7 @@ class ShiftSums:
 
     def update(self, x: Tensor, y: Tensor | None) -> Totals:
         """Add x [N, C, *spatial] and its targets y [N, O, *out], of the same floating type."""
-        step = max(1, _CHUNK // max(1, x[:1].numel() * x.element_size()))
+        step = self._images(x)
         starts = range(0, len(x), step)
         parts = [self._add(x[i : i + step], None if y is None else y[i : i + step]) for i in starts]
         self.rows += len(x) * math.prod(line.out for line in self.plan.lines)
@@ -178,19 +187,48 @@ class ShiftSums:
         )
         return Totals(sums, targets, sum(p.energy for p in parts))
 
+    def _images(self, x: Tensor) -> int:
+        """How many images are worked on at a time."""
+        return max(1, _CHUNK // max(1, x[:1].numel() * x.element_size()))
+
     def _add(self, x: Tensor, y: Tensor | None) -> Totals:
         pixels = _pixels_first(self.conv.pad(x) if self.plan.padded else x)
-        sums = self._add_sums(pixels)
-        if self.gram:
-            self._add_products(pixels)
-        if y is None:
+        sums = self._add_sums(pixels) if self.gram else self._no_sums(pixels)
+        placed = None if y is None else _pixels_first(y)
+        self._wait(pixels, placed, self._images(x))
+        if placed is None:
             return Totals(sums, sums.new_zeros(0), 0.0)
-        placed = _pixels_first(y)
-        self._add_cross(pixels, placed)
         each = placed.flatten(0, -3)  # [pixels, N, O]
         # Sums over one pixel in the inputs' own precision, over all pixels in float64.
         energy = torch.linalg.vector_norm(each.flatten(1), dim=1)
         return Totals(sums, wide_sum(each.sum(1), 0), float(wide_sum(energy.square(), 0)))
+
+    def _wait(self, pixels: Tensor, placed: Tensor | None, enough: int) -> None:
+        """Multiply pixels with those that wait for others, once there are enough images: products
+        of few, and sums of them, are mostly reading and writing the products.
+        """
+        images = pixels.shape[-2]
+        if sum(x.shape[-2] for x, _ in self._waiting) + images > enough:
+            self._multiply_waiting()
+        self._waiting.append((pixels, placed))
+        if images >= enough:
+            self._multiply_waiting()
+
+    def _multiply_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        pixels = _joined([x for x, _ in waiting])
+        if self.gram:
+            self._add_products(pixels)
+        targets = [y for _, y in waiting if y is not None]
+        if targets:
+            self._add_cross(pixels, _joined(targets))
+
+    def _no_sums(self, pixels: Tensor) -> Tensor:
+        """Where products of inputs with each other are known, so are their sums."""
+        self._sums = wide_sum(pixels[:0].flatten(0, -2), 0).expand(len(self.plan.taps), -1)
+        return self._sums.T.flatten()
 
     def _add_sums(self, pixels: Tensor) -> Tensor:
         """Column sums of every tap: [C·taps]."""
@@ -211,34 +249,57 @@ class ShiftSums:
             column, shift = wanted
             box = self.plan.box(column, shift)  # where the first factor lies, and the second:
             moved = [(a + s, b + s) for (a, b), s in zip(box, shift, strict=True)]
+            a, b = box[-1]
+            if len(box) > 1 and (b - a) * pixels.shape[-2] < _NARROW:
+                self._add_narrow(pixels, (column, shift), box)
+                return
             for first, made in _batched(pixels, box, pixels, moved):
                 self._store(column, shift, [first, *(a for a, _ in box[1:-1])], made)
 
         parallel.each(add, self.plan.products, _worthwhile(pixels, self.channels))
 
+    def _add_narrow(self, pixels: Tensor, key: tuple[int, Shift], box: list[Range]) -> None:
+        """Products of runs of few pixels, such as those at the border: lines of a piece are copied
+        to be one matrix, and multiplied at once.
+        """
+        total, shift = self._total(key, pixels), key[1]
+        for number, piece in enumerate(self.plan.pieces):
+            ranges = [
+                (max(a, c), min(b, d))
+                for (a, b), (c, d) in zip(box, self.plan.spans(piece), strict=False)
+            ]
+            if all(a < b for a, b in ranges):
+                ranges.append(box[-1])
+                first = tuple(slice(a, b) for a, b in ranges)
+                second = tuple(slice(a + s, b + s) for (a, b), s in zip(ranges, shift, strict=True))
+                x, y = pixels[first].flatten(0, -2), pixels[second].flatten(0, -2)
+                _add_lines(total[number], crossed(x, y))
+
+    def _total(self, key: tuple[int, Shift], like: Tensor) -> Tensor:
+        """What products of a shift are added to."""
+        if key not in self._products:
+            shape = (len(self.plan.pieces), self.channels, self.channels)
+            device = sum_device(like.device)
+            self._products[key] = torch.zeros(shape, dtype=torch.float64, device=device)
+        return self._products[key]
+
     def _store(self, column: int, shift: Shift, start: list[int], made: Tensor) -> None:
         """Add products [*lines, C, C], the first of line `start`,
         to the pieces the lines lie in.
         """
-        key = (column, shift)
-        if key not in self._products:
-            device = sum_device(made.device)
-            shape = (len(self.plan.pieces), self.channels, self.channels)
-            self._products[key] = torch.zeros(shape, dtype=torch.float64, device=device)
-        total = self._products[key]
-        others = self.plan.lines[:-1]
-        if not others:
+        total = self._total((column, shift), made)
+        if len(self.plan.lines) == 1:
             total[0] += made.to(total)
             return
         for number, piece in enumerate(self.plan.pieces):
-            spans = [line.intervals[i] for line, i in zip(others, piece, strict=True)]
             # the part of the lines made that lies in this piece, counted from the first of them
             where = tuple(
-                slice(max(0, a - s), max(0, b - s)) for (a, b), s in zip(spans, start, strict=True)
+                slice(max(0, a - s), max(0, b - s))
+                for (a, b), s in zip(self.plan.spans(piece), start, strict=True)
             )
             part = made[where]
             if part.numel():
-                total[number] += wide_sum(part, tuple(range(len(where))))
+                _add_lines(total[number], part)
 
     def _add_cross(self, pixels: Tensor, placed: Tensor) -> None:
         if self._cross is None:
@@ -253,12 +314,13 @@ class ShiftSums:
             outputs = [line.outputs[u] for line, u in zip(self.plan.lines, tap, strict=True)]
             if all(a < b for a, b in reads):
                 for _, made in _batched(pixels, reads, placed, outputs):
-                    total[number] += wide_sum(made.reshape(-1, *made.shape[-2:]), 0)
+                    _add_lines(total[number], made)
 
         parallel.each(add, range(len(self.plan.taps)), _worthwhile(pixels, self.outputs))
 
     def result(self) -> Products:
         """Everything so far; columns channel by channel."""
+        self._multiply_waiting()
         if self._sums is None:
             raise ValueError("no images were seen")
         n, channels = len(self.plan.taps), self.channels
@@ -310,6 +372,21 @@ def _pixels_first(x: Tensor) -> Tensor:
     return x.movedim((0, 1), (-2, -1)).contiguous()
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Pixels [*spatial, N, C] of all images together."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+def _add_lines(total: Tensor, made: Tensor) -> None:
+    """Add products [*lines, C, C'] in float64."""
+    made = made.reshape(-1, *made.shape[-2:])
+    if total.numel() < _LARGE or total.device != made.device:
+        total += wide_sum(made, 0)
+        return
+    for line in made:  # faster than a sum over all that converts on the way
+        total += line
+
+
 def _batched(
     a: Tensor, rows: list[Range], b: Tensor, others: list[Range]
 ) -> Iterator[tuple[int, Tensor]]:
@@ -319,17 +396,18 @@ def _batched(
     x = a[tuple(slice(*r) for r in rows)]  # [*lines, run, N, C]
     y = b[tuple(slice(*r) for r in others)]  # [*lines, run, N, C']
     if len(rows) == 1:
-        yield rows[0][0], x.flatten(0, 1).T @ y.flatten(0, 1)
+        yield rows[0][0], crossed(x.flatten(0, 1), y.flatten(0, 1))
         return
     matrix = max(1, x.shape[-3] * x.shape[-2] * x.shape[-1])  # numbers in one line's matrix of x
     lines_each = max(1, x[0].numel() // matrix)  # lines for one index of the first dimension
     one = lines_each * x.shape[-1] * y.shape[-1]  # numbers in their products
-    step = max(1, _PRODUCTS // (one * x.element_size()))
+    # Where there are several lines' products, they are copied to be together.
+    step = 1 if one >= _ALONE else max(1, _PRODUCTS // (one * x.element_size()))
     for start in range(0, x.shape[0], step):
         p, q = x[start : start + step], y[start : start + step]
         lines = p.shape[:-3]
-        made = torch.bmm(
-            p.reshape(-1, p.shape[-3] * p.shape[-2], p.shape[-1]).mT,
+        made = crossed_each(
+            p.reshape(-1, p.shape[-3] * p.shape[-2], p.shape[-1]),
             q.reshape(-1, q.shape[-3] * q.shape[-2], q.shape[-1]),
         )
         yield rows[0][0] + start, made.view(*lines, p.shape[-1], q.shape[-1])

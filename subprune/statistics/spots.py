@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NUMBERS", "Spots", "per_image"]
 
-NUMBERS = 2**27
-"""Rows × columns of a layer's inputs above which some of the rows are enough."""
+NUMBERS = 10**8
+"""Rows × (columns + outputs) of a layer above which some of the rows are enough."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def per_image(run: Run, consumer: Consumer, mapping: ColumnMap, rows: int | None
     columns = len(mapping.units) * mapping.conv.taps
     images = sum(shape[0] for shape in shapes)
     there = sum(math.prod(shape) // shape[1] for shape in shapes)
-    if there * columns <= NUMBERS or 2 * rows * columns >= there:
+    outputs = shapes[0][1]
+    if there * (columns + outputs) <= NUMBERS or 2 * rows * columns >= there:
         return None
     fewest = min(math.prod(shape[2:]) for shape in shapes)
     return min(fewest, math.ceil(rows * columns / images))

@@ -6,10 +6,13 @@ in float64. Everything here is a function of the rows it is given.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from subprune.program.onednn import crossed
 
 __all__ = [
     "MAX_BYTES",
@@ -18,6 +21,7 @@ __all__ = [
     "Totals",
     "as_double",
     "clipped",
+    "column_sums",
     "energy_of",
     "gram_of",
     "in_range",
@@ -33,6 +37,7 @@ STRIP = 512  # columns of BᵀB that are multiplied at once, from the diagonal o
 # Products of float32 numbers beyond these are lost, or their last digits are; then they are made
 # again in float64.
 _LEAST, _MOST = 1e-25, 1e36
+_CACHED = 2**19  # bytes of float64 copies that stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,22 +95,33 @@ def in_strips(rows: Tensor) -> bool:
     return rows.shape[1] > STRIP and rows.device.type == "cpu"
 
 
+def column_sums(rows: Tensor) -> Tensor:
+    """Sums of the columns of rows [n, d] in float64: [d]."""
+    if rows.device.type != "cpu" or not len(rows):
+        return wide_sum(rows, 0)
+    # Sums across rows that convert on the way take several times as long as converting first.
+    step = max(1, _CACHED // (8 * max(1, rows.shape[1])))
+    return torch.stack([part.double().sum(0) for part in rows.split(step)]).sum(0)
+
+
 def gram_of(rows: Tensor) -> Tensor:
     """BᵀB [d, d] of rows [n, d]; of a wide one, what lies below the diagonal is copied."""
     d = rows.shape[1]
     if not in_strips(rows):
-        return rows.T @ rows
+        return crossed(rows, rows)
     gram = rows.new_empty(d, d)
     for i in range(0, d, STRIP):
         end = i + STRIP
-        torch.mm(rows[:, i:end].T, rows[:, i:], out=gram[i:end, i:])
+        gram[i:end, i:] = crossed(rows[:, i:end], rows[:, i:])
         gram[end:, i:end] = gram[i:end, end:].T
     return gram
 
 
 def in_range(products: Tensor) -> bool:
     """Whether sums of products in float32 are what they should be."""
-    return not products.numel() or _LEAST < float(products.abs().max()) < _MOST
+    if not products.numel():
+        return True
+    return _LEAST < float(torch.linalg.vector_norm(products, math.inf)) < _MOST
 
 
 def as_double(x: Tensor) -> Tensor:
@@ -115,7 +131,8 @@ def as_double(x: Tensor) -> Tensor:
 
 def energy_of(targets: Tensor) -> float:
     """‖Y‖² of targets [n, m]."""
-    energy = wide_sum(targets.square(), (0, 1))
+    # Of one row in the targets' own precision, of all rows in float64.
+    energy = as_double(torch.linalg.vector_norm(targets, dim=1)).square().sum()
     if targets.dtype == torch.float64 or in_range(energy):
         return float(energy)
     return float(wide_sum(as_double(targets).square(), (0, 1)))
