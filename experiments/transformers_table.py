@@ -9,8 +9,8 @@ a .gguf file is dequantised, and so is what "dense" means).
 Language model: calibrated on 64 × 256 tokens drawn from the first 180,000; perplexity on 8 × 1,024
 of the tokens after those, context and stride 1,024. Sentence embeddings (mean over tokens, length
 1): calibrated on 256 sentences drawn from the first three fifths of the text, mean cosine with the
-dense model on 512 of the rest. Rows go to experiments/results/transformers/; a row that is there
-already is not made again.
+dense model on 512 of the rest. "All text" is what calibration data is drawn from. Rows go to
+experiments/results/transformers/; a row that is there already is not made again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEY = ("model", "layers", "variant", "removed", "seed", "inputs", "length")
 BIASED = ("o_proj", "down_proj")
 
 Data = list[dict[str, Tensor]]
-Variant = Callable[[nn.Module, Data, float, int], subprune.Result]
+Variant = Callable[["Part", Data, float, int], subprune.Result]
 
 
 # ---- what is compared ----------------------------------------------------------------------------
@@ -62,49 +62,63 @@ def prune(model: nn.Module, data: Data, removed: float, seed: int, **more: Any) 
 
 
 def variant(**options: Any) -> Variant:
-    return lambda model, data, removed, seed: prune(model, data, removed, seed, **options)
+    return lambda part, data, removed, seed: prune(part.model, data, removed, seed, **options)
 
 
-class Refined:
-    """Refined, and where minutes are given, then trained for so long, counted as CPU time.
+class Once:
+    """Pruned; the last result is kept, so that what goes on from it does not prune again."""
 
-    The last refined model is kept, so that a table with both rows refines once.
+    before = 0.0  # CPU seconds that were spent when an earlier row was made
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.last: tuple[Any, subprune.Result, float] | None = None
+
+    def __call__(self, part: Part, data: Data, removed: float, seed: int) -> subprune.Result:
+        key = (part.name, removed, seed)
+        if self.last is not None and self.last[0] == key:
+            self.before = self.last[2]
+            return self.last[1]
+        started, self.before = time.process_time(), 0.0
+        result = prune(part.model, data, removed, seed, **self.options)
+        self.last = key, result, time.process_time() - started
+        return result
+
+
+class Trained:
+    """Pruned, then trained for so many minutes of processor time: on the calibration data, or on
+    all of the text that it was drawn from.
     """
 
-    last: tuple[Any, subprune.Result, float] | None = None
-    before = 0.0  # CPU seconds spent when an earlier row was made
+    def __init__(self, pruned: Once, minutes: float, every: bool = False, **options: Any) -> None:
+        self.pruned, self.minutes, self.every, self.options = pruned, minutes, every, options
 
-    def __init__(self, minutes: float = 0) -> None:
-        self.minutes = minutes
+    @property
+    def before(self) -> float:
+        return self.pruned.before
 
-    def __call__(self, model: nn.Module, data: Data, removed: float, seed: int) -> subprune.Result:
-        key = (id(model), removed, seed)
-        if Refined.last is None or Refined.last[0] != key:
-            started = time.process_time()
-            result = prune(model, data, removed, seed, refine=4)
-            Refined.last, self.before = (key, result, time.process_time() - started), 0.0
-        else:
-            self.before = Refined.last[2]
-        result = Refined.last[1]
-        if not self.minutes:
-            return result
-        return subprune.recover(result, data, minutes=self.minutes, clock="processor", seed=seed)
+    def __call__(self, part: Part, data: Data, removed: float, seed: int) -> subprune.Result:
+        result = self.pruned(part, data, removed, seed)
+        how: dict[str, Any] = {"minutes": self.minutes, "clock": "processor", **self.options}
+        return subprune.recover(result, part.every() if self.every else data, seed=seed, **how)
 
 
-def compensated(model: nn.Module, data: Data, removed: float, seed: int) -> subprune.Result:
+def compensated(part: Part, data: Data, removed: float, seed: int) -> subprune.Result:
     """FLAP adds biases to layers that have none: here they are there before, and zero."""
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(part.model)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module.bias is None and name.endswith(BIASED):
             module.bias = nn.Parameter(module.weight.new_zeros(module.out_features))
     return prune(model, data, removed, seed, method="flap")
 
 
+DEFAULT, REFINED = Once(), Once(refine=4)
 VARIANTS: dict[str, Variant] = {
-    "default": variant(),
+    "default": DEFAULT,
+    "recover on all text": Trained(DEFAULT, minutes=15, every=True, products="bfloat16"),
     "felt errors alone": variant(allocate=Felt(share=1.0)),
-    "refine": Refined(),
-    "refine, recover": Refined(minutes=15),
+    "refine": REFINED,
+    "refine, recover": Trained(REFINED, minutes=15),
     "paper's method": variant(method="asym-in-change"),
     "magnitude": variant(method="layer-weight-norm", fit="keep", allocate="uniform"),
     "wanda-sp": variant(method="wanda-sp"),
@@ -173,6 +187,7 @@ class Part:
     inputs: int
     length: int
     calibration: Callable[[int], Data]  # by seed
+    every: Callable[[], Data]  # everything that it is drawn from
     judge: Callable[[nn.Module], dict[str, Any]]
 
 
@@ -185,6 +200,11 @@ def language(options: argparse.Namespace) -> Part:
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(0, split - options.length, (options.inputs,), generator=generator)
         rows = torch.stack([ids[s : s + options.length] for s in starts.tolist()])
+        return [{"input_ids": part} for part in rows.split(8)]
+
+    def every() -> Data:
+        count = split // options.length
+        rows = ids[: count * options.length].reshape(count, options.length)
         return [{"input_ids": part} for part in rows.split(8)]
 
     def measured(net: nn.Module) -> subprune.Evaluation:
@@ -208,14 +228,15 @@ def language(options: argparse.Namespace) -> Part:
         }
 
     removed = options.removed or (0.1, 0.2, 0.3)
-    return Part("language", model, removed, options.inputs, options.length, calibration, judge)
+    sizes = (removed, options.inputs, options.length)
+    return Part("language", model, *sizes, calibration, every, judge)
 
 
 def embeddings(options: argparse.Namespace) -> Part:
     encoder, tokenizer = load(options.sentences, "AutoModel", options.layers)
     model = Sentences(encoder).eval()
-    every = sentences(options.text.read_text())
-    split = len(every) * 3 // 5
+    text = sentences(options.text.read_text())
+    split = len(text) * 3 // 5
     inputs, length = min(4 * options.inputs, split), 64
 
     def batches(chosen: list[str]) -> Data:
@@ -227,9 +248,9 @@ def embeddings(options: argparse.Namespace) -> Part:
     def calibration(seed: int) -> Data:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randperm(split, generator=generator)[:inputs].tolist()
-        return batches([every[i] for i in drawn])
+        return batches([text[i] for i in drawn])
 
-    test = batches(every[split:][: 64 * options.windows])
+    test = batches(text[split:][: 64 * options.windows])
 
     def judge(net: nn.Module) -> dict[str, Any]:
         found = subprune.evaluate(net, test, dense=model)
@@ -238,7 +259,11 @@ def embeddings(options: argparse.Namespace) -> Part:
         return {"cosine": round(found.cosine, 5), "protocol": words}
 
     removed = options.removed or (0.1, 0.25, 0.5)
-    return Part("sentences", model, removed, inputs, length, calibration, judge)
+
+    def every() -> Data:
+        return batches(text[:split])
+
+    return Part("sentences", model, removed, inputs, length, calibration, every, judge)
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -259,7 +284,7 @@ def made(part: Part, key: dict[str, Any]) -> dict[str, Any]:
     data, before = part.calibration(key["seed"]), _fresh_peak()
     started, worked = time.perf_counter(), time.process_time()
     make = VARIANTS[key["variant"]]
-    result = make(part.model, data, key["removed"], key["seed"])
+    result = make(part, data, key["removed"], key["seed"])
     seconds, peak = time.perf_counter() - started, _memory("VmHWM")
     worked = time.process_time() - worked + getattr(make, "before", 0.0)
     agreement = result.report.agreement

@@ -1,4 +1,5 @@
-"""Every block of code in the README and the documentation works, page by page, in an empty folder.
+"""Every block of code in the README and the documentation works, page by page, in a folder that is
+empty but for a model and a text of one's own, where a page speaks of them.
 
 Python blocks run. Of shell blocks, commands on shipped models and data run; those that need a data
 set or a cluster are parsed, so that every option in them exists; make and pip lines name targets
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import language_models
 import numpy as np
 import pytest
 import torch
@@ -84,6 +86,9 @@ def _registry() -> Iterator[None]:
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if "my-model" in page.read_text(encoding="utf-8"):  # one's own, in folders
+        language_models.write_llama(tmp_path / "my-model")
+        language_models.write_text(tmp_path / "text.txt")
     torch.manual_seed(0)
     names: dict[str, object] = {"__name__": "__main__"}
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.data.batch import Batch
 from subprune.distil.augment import Sampler
-from subprune.distil.recover import _batch_size
+from subprune.distil.recover import _JUDGED, _batch_size, _divided
 from subprune.distil.training import _may_rearrange, answer_loss, features
 from subprune.errors import DataError, OptionError
 
@@ -230,6 +230,19 @@ def test_products_in_bfloat16_leave_weights_and_figures_in_float32(pruned: Any) 
     assert after == pytest.approx(loss(recovered.model, model, held_out), rel=1e-4)
     with pytest.raises(OptionError, match="products"):
         subprune.recover(result, x, products="int8", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("length", "sizes"), [(64, (5, 40)), (300, (80, 200)), (3000, (1, 33))])
+def test_of_long_sequences_no_more_are_held_out_than_are_enough(
+    length: int, sizes: tuple[int, int]
+) -> None:
+    tokens = [torch.randint(0, 99, (n, length)) for n in sizes]
+    seen, unseen = _divided([Batch(((x,), {}), None, len(x)) for x in tokens])
+    held = torch.cat([b.inputs[0][0] for b in unseen])
+    count = sum(sizes)
+    assert len(held) == max(1, min(-(-count // 8), _JUDGED // length))
+    every = torch.cat([held, *(b.inputs[0][0] for b in seen)])
+    assert sorted(map(tuple, every.tolist())) == sorted(map(tuple, torch.cat(tokens).tolist()))
 
 
 def test_scores_are_compared_as_softmax_sees_them() -> None:

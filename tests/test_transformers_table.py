@@ -50,3 +50,28 @@ def test_rows_are_made_once(script: ModuleType, tmp_path: Path) -> None:
             assert float(row["removed_measured"]) >= 0.19
             assert row["seconds"]
             assert row["machine"]
+
+
+def test_training_goes_on_from_what_was_pruned_on_all_text(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language = tiny.write_llama(tmp_path / "llama")
+    text = tiny.write_text(tmp_path / "text.txt", lines=60)
+    trained: list[tuple[Any, int]] = []
+    recover = script.subprune.recover
+
+    def seen(result: Any, data: Any, **options: Any) -> Any:
+        trained.append((result, sum(len(batch["input_ids"]) for batch in data)))
+        return recover(result, data, **{**options, "steps": 2})
+
+    monkeypatch.setattr(script.subprune, "recover", seen)
+    sizes = ["--inputs", 8, "--length", 16, "--windows", 2, "--context", 16, "--removed", 0.2]
+    words = [str(x) for x in (text, "--language", language, *sizes, "--results", tmp_path)]
+    script.main([*words, "--variants", "default", "recover on all text"])
+    with (tmp_path / "language.csv").open(newline="") as file:
+        default, more = csv.DictReader(file)
+    ((result, inputs),) = trained
+    assert script.DEFAULT.last[1] is result
+    assert inputs > 8
+    assert default["narrowest"] == more["narrowest"]
+    assert float(more["cpu_seconds"]) > script.DEFAULT.last[2]

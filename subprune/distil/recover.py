@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from subprune.data.batch import some_samples
 from subprune.data.batches import take
 from subprune.data.division import folded
 from subprune.data.tokens import counted_by_shape
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["recover"]
 
 _HELD_OUT = 8  # one input of this many is never trained on
+_JUDGED = 2048  # tokens that are held out, at most: they are looked at again and again
 _INPUTS, _TOKENS = 64, 1024  # of a step, at most
 _RATES = {True: 1e-3, False: 1e-4}  # whether what is trained on is ever new
 _CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -62,8 +64,8 @@ def recover(
     """Train the smaller model to answer as the dense one does. Neither model given is changed.
 
     No labels: the dense model says what should come out, also for crops, mirror images, mixtures
-    and collages of the inputs. One input of eight is held out; the state on the way that does best
-    on those is what stays, even if that is the first.
+    and collages of the inputs. One input of eight is held out, of sequences no more than have 2,048
+    tokens; the state on the way that does best on those is what stays, even if that is the first.
 
     Args:
         result: what `prune` gave back.
@@ -164,12 +166,29 @@ def _divided(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Inputs to train on, and those that are held out."""
     parts, numbers = folded(batches, _HELD_OUT)
     seen = [b for b, fold in zip(parts, numbers, strict=True) if fold]
-    unseen = [b for b, fold in zip(parts, numbers, strict=True) if not fold]
+    unseen, rest = _first([b for b, fold in zip(parts, numbers, strict=True) if not fold])
+    seen += rest
     if not seen or not unseen:
         raise DataError(
             f"recover needs some inputs to train on and some to hold out; got {len(parts)} in all"
         )
     return seen, unseen
+
+
+def _first(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """The inputs to judge by: all, or as many sequences as are enough; and those after them."""
+    tokens = token_count(batches[0]) // batches[0].size if batches else 0
+    if not tokens:
+        return list(batches), []
+    judged: list[Batch] = []
+    rest: list[Batch] = []
+    left = max(1, _JUDGED // tokens)
+    for batch in batches:
+        most = min(batch.size, left)
+        left -= most
+        for some, of in ((slice(most), judged), (slice(most, None), rest)):
+            of += [some_samples(batch, some)] if range(batch.size)[some] else []
+    return judged, rest
 
 
 def _check_choices(**given: Any) -> None:
