@@ -220,6 +220,27 @@ def test_the_metric_is_what_many_signs_say() -> None:
     torch.testing.assert_close(few, expected.detach(), rtol=0.6, atol=1e-3)
 
 
+def test_what_all_numbers_have_in_common_counts_where_they_are_no_classes() -> None:
+    """Numbers of two layers side by side, always equal: less their mean, nothing would be left."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(5, 8).double(), nn.Linear(8, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.b(torch.relu(self.a(x)))
+            return torch.cat([y * 1.0, y / 1.0], 1)
+
+    calibration = calibration_of(Twice(), torch.randn(16, 5, dtype=torch.float64))
+    landing = consumer_of(calibration, "b").landing
+    assert landing is not None
+    felt = measure_metric(calibration, calibration.structure.layers)[landing.value]
+    signs = 2 * torch.randint(0, 2, (PROBES, 16, 2), generator=generator(0, "metric")) - 1
+    torch.testing.assert_close(felt.square(), signs.sum(2).double().square().mean()[None])
+
+
 def test_frozen_parameters_do_not_hide_the_metric() -> None:
     net = NETS["blocks"]
     model, x = net.build(), net.data()

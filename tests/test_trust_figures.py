@@ -117,6 +117,18 @@ READINGS: dict[str, tuple[nn.Module, Tensor, int | None, str]] = {
         "pixel",
     ),
     "linear on pixels": (Then(nn.Linear(8, 6), lambda y: y.permute(0, 3, 1, 2)), image, 1, "pixel"),
+    "places of two maps": (
+        Then(conv, lambda y: torch.cat([y.flatten(2), y[..., ::2].flatten(2)], 2)),
+        image,
+        1,
+        "position",
+    ),
+    "distances beside scores": (
+        Then(conv, lambda y: torch.cat([y.exp(), y.sigmoid()], 1).flatten(2)),
+        image,
+        None,
+        "",
+    ),
     "denoiser": (Residual(nn.Conv2d(3, 3, 3, padding=1)), image, None, ""),
     "autoencoder": (nn.Conv2d(3, 3, 3, padding=1), image, None, ""),
     "autoencoder of rows": (

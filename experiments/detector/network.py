@@ -12,6 +12,7 @@ from torch import Tensor, nn
 __all__ = ["BINS", "STRIDES", "YOLOv8", "from_tensors"]
 
 STRIDES = (8, 16, 32)
+CELLS = 4  # which an edge may be off for what a wrong score costs
 BINS = 16  # a side's distance is a mean over so many whole ones
 
 
@@ -86,32 +87,44 @@ class Detect(nn.Module):
 
     def forward(self, maps: Sequence[Tensor], decode: bool) -> Tensor:
         """Three maps → [N, 4 + classes, places]: centre, width and height in pixels, scores; not
-        decoded, [N, 4 · BINS + classes, places]: what distances and scores are made of.
+        decoded, distances in cells as far as the place is sure of itself, scores.
         """
         branches = zip(maps, self.cv2, self.cv3, STRIDES, strict=True)
-        found = [(b(x), c(x), stride) for x, b, c, stride in branches]
-        if not decode:
-            return torch.cat([torch.cat((b, c), 1).flatten(2) for b, c, _ in found], 2)
-        return torch.cat([self._decoded(*one) for one in found], 2)
+        made = [(_distances(b(x)), c(x), stride) for x, b, c, stride in branches]
+        work = self._decoded if decode else self._counting
+        return torch.cat([work(*one) for one in made], 2)
 
     @staticmethod
-    def _decoded(sides: Tensor, scores: Tensor, stride: int) -> Tensor:
-        n, _, height, width = sides.shape
-        bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
-        spread = sides.reshape(n, 4, BINS, height * width).softmax(2)
-        left, top, right, bottom = (spread * bins[:, None]).sum(2).unbind(1)  # [n, places] each
-        ys = torch.arange(height, dtype=sides.dtype, device=sides.device) + 0.5
-        xs = torch.arange(width, dtype=sides.dtype, device=sides.device) + 0.5
+    def _decoded(distances: Tensor, scores: Tensor, stride: int) -> Tensor:
+        height, width = scores.shape[2:]
+        left, top, right, bottom = distances.unbind(1)  # [n, places] each
+        ys = torch.arange(height, dtype=scores.dtype, device=scores.device) + 0.5
+        xs = torch.arange(width, dtype=scores.dtype, device=scores.device) + 0.5
         x, y = xs.repeat(height), ys.repeat_interleave(width)
         box = [x + (right - left) / 2, y + (bottom - top) / 2, left + right, top + bottom]
         return torch.cat([stride * torch.stack(box, 1), scores.flatten(2).sigmoid()], 1)
+
+    @staticmethod
+    def _counting(distances: Tensor, scores: Tensor, stride: int) -> Tensor:
+        scores = scores.flatten(2).sigmoid()
+        sure = scores.amax(1, keepdim=True).detach()
+        return torch.cat([sure * distances / CELLS, scores], 1)
+
+
+def _distances(sides: Tensor) -> Tensor:
+    """[N, 4 · BINS, H, W] → [N, 4, H · W]: to the left, top, right and bottom, in cells."""
+    n, _, height, width = sides.shape
+    bins = torch.arange(BINS, dtype=sides.dtype, device=sides.device)
+    spread = sides.reshape(n, 4, BINS, height * width).softmax(2)
+    return (spread * bins[:, None]).sum(2)
 
 
 class YOLOv8(nn.Module):
     """[N, 3, H, W] in 0 … 1, sides multiples of 32 → [N, 4 + classes, places].
 
-    With `decode` off, the output is what boxes and scores are made of, numbers of one size: boxes in
-    pixels and scores from 0 to 1 in one tensor would make errors of scores seem to be nothing.
+    With `decode` off, the output is what a user of the boxes feels, in numbers of one size: scores,
+    and distances as far as there is a score. Pixels beside scores from 0 to 1 would make errors of
+    scores seem to be nothing, and what the head's maps say of the many empty places nobody asks.
     """
 
     decode = True

@@ -1,7 +1,8 @@
 """A real detector pruned: boxes and labelled objects before and after.
 
     python experiments/detector/run.py yolov8n.pt CALIBRATION TEST OUT [--labels FOLDER]
-        [--speedup 1.5] [--recover MINUTES] [--export] [--rows FILE.csv]
+        [--speedup 1.5 | --compression 1.2] [--augment mirror] [--recover MINUTES] [--export]
+        [--rows FILE.csv]
 
 CALIBRATION and TEST are folders of photographs. On TEST, boxes of the dense model (score above
 0.25) are what the pruned one should find: a box is kept if one of the same class overlaps it by
@@ -32,6 +33,7 @@ from network import from_tensors
 from torch import Tensor, nn
 
 import subprune
+from subprune.budget.felt import Felt
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 COLOURS = {"dense": (230, 80, 40), "pruned": (40, 120, 230)}
@@ -135,11 +137,21 @@ def figures(
     return row, shown(before), shown(after)
 
 
+def goal(options: argparse.Namespace) -> tuple[str, float]:
+    """What is asked for, and how many times less of it."""
+    if options.compression is not None:
+        return "compression", options.compression
+    return "speedup", options.speedup
+
+
 def pruned(options: argparse.Namespace, seen: Tensor) -> subprune.Result:
     dense = from_tensors(read_tensors(options.weights))
     dense.decode = False
+    what, factor = goal(options)
     how = {"n_samples": None, "seed": options.seed, "method": options.method}
-    result = subprune.prune(dense, seen, speedup=options.speedup, **how)
+    if options.method == "auto":  # a modest cut should leave whole what the boxes hang on
+        how["allocate"] = Felt(share=1.0, mix=1.0)
+    result = subprune.prune(dense, seen, augment=options.augment, **{what: factor}, **how)
     if options.recover:
         result = subprune.recover(result, seen, minutes=options.recover, augment=False, batch=16)
     dense.decode = result.model.decode = True
@@ -155,9 +167,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("test", type=Path, help="folder of other photographs")
     parser.add_argument("out", type=Path, help="folder for pictures and models")
     parser.add_argument("--labels", type=Path, help="folder of the test images' labels")
-    parser.add_argument("--speedup", type=float, default=1.5, help="FLOPs before / after")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--speedup", type=float, default=1.5, help="FLOPs before / after")
+    asked.add_argument("--compression", type=float, help="parameters before / after")
     parser.add_argument("--method", default="auto")
-    parser.add_argument("--images", type=int, default=128, help="of each folder, at most")
+    parser.add_argument("--augment", choices=["mirror"], help="further views of the photographs")
+    parser.add_argument("--images", type=int, default=128, help="to calibrate on, at most")
+    parser.add_argument("--tests", type=int, default=128, help="images to judge on, at most")
     parser.add_argument("--side", type=int, default=320, help="pixels, a multiple of 32")
     parser.add_argument("--recover", type=float, default=0.0, help="minutes of training after")
     parser.add_argument("--seed", type=int, default=0)
@@ -167,7 +183,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.side % 32:
         sys.exit(f"--side {options.side} is not a multiple of 32, the coarsest map's step")
     files = images_of(options.calibration, options.images)
-    tests = images_of(options.test, options.images)
+    tests = images_of(options.test, options.tests)
     seen = torch.stack([letterbox(f, options.side)[0] for f in files])
     unseen = [letterbox(f, options.side) for f in tests]
     begun = time.perf_counter(), time.process_time()
@@ -179,8 +195,8 @@ def main(words: Sequence[str] | None = None) -> None:
     assert dense is not None
     row: dict[str, Any] = {
         "weights": options.weights.stem,
-        "method": options.method + (f", {options.recover:g} min" if options.recover else ""),
-        "speedup": options.speedup,
+        "method": ", ".join(named(options)),
+        "goal": "{}={:g}".format(*goal(options)),
         "side": options.side,
         "calibration": len(files),
         "test": len(tests),
@@ -206,6 +222,13 @@ def main(words: Sequence[str] | None = None) -> None:
     subprune.save(result, options.out / "pruned.safetensors")
     if options.export:
         print(subprune.export(result, options.out / "pruned.onnx"))
+
+
+def named(options: argparse.Namespace) -> list[str]:
+    """The method and what was done besides."""
+    views = [] if options.augment is None else [f"{options.augment} images too"]
+    minutes = [f"recovered for {options.recover:g} min"] if options.recover else []
+    return [options.method, *views, *minutes]
 
 
 def add_row(path: Path, row: dict[str, Any]) -> None:

@@ -56,8 +56,8 @@ def read(output: Tensor, batch: Batch, program: Program | None = None) -> Readin
       multiple of its height and width, is one made from it (a denoiser, an autoencoder,
       super-resolution): numbers.
     * What made the output: a normalised vector, tanh, or a sum with the input itself is not a
-      choice between classes: numbers. The classes of a linear layer are last, those of a
-      convolution second.
+      choice between classes, nor is what several layers gave side by side: numbers. The classes
+      of a linear layer are last, those of a convolution second.
     * Integer inputs ``[N, T]`` are tokens: the classes of ``[N, T, V]`` are last.
     * Other numbers ``[N, d]`` and ``[N, T, d]`` are vectors, such as embeddings.
     * Where none of this helps: classes last in ``[N, C]`` and ``[N, T, V]``, second in
@@ -219,8 +219,19 @@ def _origin(program: Program) -> _Origin:
 def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Origin:
     dim: int | None = output
     for op, read, made in steps:
+        if dim is not None and _joins(op, len(read.shape), dim):
+            return _NUMBERS
         dim = None if dim is None else moved(op, read.shape, made.shape, dim)
     return _Origin(dim)
+
+
+def _joins(op: Op, rank: int, dim: int) -> bool:
+    """Whether what several layers gave is put side by side in the dimension of the classes: then
+    nothing says that it is one choice, as in a detector's distances beside scores.
+    """
+    if op.kind != "cat" or len(set(op.inputs)) < 2:
+        return False
+    return bool(argument(op, "dim") % rank == dim)
 
 
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:

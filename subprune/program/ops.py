@@ -433,5 +433,7 @@ def moved(op: Op, old: Sequence[int], new: Sequence[int], dim: int) -> int | Non
     if op.kind == "select":
         picked = argument(op, "dim") % rank
         return None if picked == dim else dim - (picked < dim)
+    if op.kind == "cat" and len(new) == rank:
+        return dim if argument(op, "dim") % rank != dim else None
     resized = op.kind.startswith(_RESIZING) and len(new) == rank and new[dim] == old[dim]
     return dim if resized or tuple(new) == tuple(old) else None

@@ -187,8 +187,11 @@ def _direction(output: Tensor, reading: Reading, random: torch.Generator) -> Ten
             -1, answers, torch.ones_like(answers, dtype=shares.dtype)
         )
         return shares.movedim(-1, reading.dim).to(output)
-    # The gradient of Σ v·(y − ȳ) with respect to the output y is v − v̄.
-    return _centred(_signs(output, random))
+    signs = _signs(output, random)
+    if reading.dim is None:
+        return signs
+    # The gradient of Σ v·(y − ȳ) with respect to the output y, of mean ȳ over classes, is v − v̄.
+    return signs - signs.mean(reading.dim, keepdim=True)
 
 
 def _pass_over(program: Program, batch: Batch, random: torch.Generator) -> None:
@@ -211,14 +214,6 @@ def _drawn(shares: Tensor, random: torch.Generator) -> Tensor:
     sums = shares.cumsum(-1)
     wanted = (levels.to(sums) * sums[..., -1])[..., None]
     return torch.searchsorted(sums, wanted).squeeze(-1).clamp_max(shares.shape[-1] - 1)
-
-
-def _centred(output: Tensor) -> Tensor:
-    """Scores less their mean over the classes: dimension 1 of maps, the last of other outputs."""
-    dim = 1 if output.ndim == 4 else -1
-    if output.ndim == 0 or output.shape[dim] < 2:
-        return output
-    return output - output.mean(dim, keepdim=True)
 
 
 def _signs(like: Tensor, random: torch.Generator) -> Tensor:
