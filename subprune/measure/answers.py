@@ -229,7 +229,7 @@ def _joins(op: Op, rank: int, dim: int) -> bool:
     """Whether what several layers gave is put side by side in the dimension of the classes: then
     nothing says that it is one choice, as in a detector's distances beside scores.
     """
-    if op.kind != "cat" or len(set(op.inputs)) < 2:
+    if not belongs(op, "concatenation") or len(set(op.inputs)) < 2:
         return False
     return bool(argument(op, "dim") % rank == dim)
 

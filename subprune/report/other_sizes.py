@@ -57,7 +57,7 @@ def _known(g: GroupPlan, count: int) -> bool:
 
 
 def _own(g: GroupPlan, count: int) -> float:
-    """What so many units leave of the error beyond what all of them leave."""
+    """What this many units leave of the error beyond what all of them leave."""
     return max(0.0, g.errors[count] - g.errors[g.units])
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from subprune.data.tokens import masks
 from subprune.measure.answers import answered, read_program
 from subprune.program.layout import counted, over_rows
+from subprune.program.precision import single
 from subprune.program.program import flat_tensors, model_tensors
 from subprune.statistics.place import generator
 from subprune.statistics.sums import column_sums
@@ -167,7 +168,8 @@ def _square(grad: Tensor, dim: int, counted: Tensor | None) -> tuple[Tensor, int
     dim = dim % grad.ndim
     if counted is not None:  # [rows, channels]
         grad, dim = grad.movedim(dim, -1)[over_rows(counted, grad.shape, dim).squeeze(dim)], 1
-    rows = grad.movedim(dim, -1).reshape(-1, grad.shape[dim])
+    # Squares of float16 would end at 256, and vanish below 1e-4.
+    rows = single(grad).movedim(dim, -1).reshape(-1, grad.shape[dim])
     return column_sums(rows.square()).cpu(), len(rows)
 
 
