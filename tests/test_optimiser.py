@@ -50,13 +50,13 @@ def test_directions_become_those_of_the_usual_gradient() -> None:
     assert (inside - inside.diag().diag()).norm() < 0.05 * inside.norm()
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("limit", [None, "_WIDEST", "_LONGEST"])
 def test_vectors_and_sides_that_are_too_wide_get_adam_as_it_is(
-    wide: bool, monkeypatch: pytest.MonkeyPatch
+    limit: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if wide:
-        monkeypatch.setattr(optimiser, "_WIDEST", 2)
-    shape = (4, 3) if wide else (7,)
+    if limit is not None:
+        monkeypatch.setattr(optimiser, limit, 2)
+    shape = (7,) if limit is None else (4, 3)
     one = nn.Parameter(torch.randn(*shape, dtype=torch.float64))
     two = nn.Parameter(one.detach().clone())
     mine = Preconditioned([one], lr=1e-2)

@@ -5,7 +5,7 @@ gradient of every weight by its usual size, one weight at a time, as if weights 
 other. Here the gradient G [rows, columns] of a layer is turned first, to the eigenvectors of the
 usual G·Gᵀ and Gᵀ·G (the factors of Shampoo), where its entries have little to do with each other,
 and Adam's division happens there: SOAP, by Vyas et al. 2024, arXiv 2409.11321. Vectors, such as
-biases and norms, get Adam as it is.
+biases and norms, and tables of words get Adam as it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["Preconditioned"]
 _MOMENTUM, _SQUARES = 0.9, 0.95  # how much of what was seen stays, a step
 _EVERY = 10  # steps after which the directions are found again: they change slowly
 _WIDEST = 1024  # of a side with directions of its own; a wider one is left as it is
+_LONGEST = 8192  # of a matrix that is turned: tables of words cost most and gain least
 _LEAST = 1e-8
 
 
@@ -112,7 +113,8 @@ class Preconditioned(torch.optim.Optimizer):
     def _move(self, parameter: Tensor, rate: float) -> None:
         assert parameter.grad is not None
         vector = parameter.ndim < 2
-        gradient = parameter.grad.reshape(len(parameter) if not vector else 1, -1)
+        gradient = parameter.grad.reshape(1 if vector else len(parameter), -1)
+        vector = vector or max(gradient.shape) > _LONGEST
         state = self.state[parameter]
         if "memory" not in state:
             state["memory"], state["seen"] = Memory.of(gradient, vector), 0
