@@ -406,3 +406,14 @@ def test_the_printed_report_names_what_was_left_whole() -> None:
     printed = " ".join(str(result.report).split())
     assert f"not pruned: {first} and 2 more: not asked for" in printed
     assert "not pruned: 9: is part of the model's output" in printed
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 8), np.float32))
+
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(SubpruneError, match=r"x\.npy may not be read by this user; change its"):
+        subprune.read_data(tmp_path / "x.npy")

@@ -108,7 +108,9 @@ def _explain(error: Exception, args: list[str]) -> None:
     if in_own_code(error):
         _fail(f"your code failed in {place(error)}: {cause(error)}; {DEBUG} shows the traceback", 2)
     if isinstance(error, OSError):
-        _fail(f"{error.strerror or error}: {str(error.filename or '')[:200]!r}", 2)
+        given = str(error.filename or "")[:200]
+        advice = "; change its permissions, or give another" * isinstance(error, PermissionError)
+        _fail(f"{error.strerror or error}: {given!r}{advice}", 2)
     if DEBUG not in sys.argv[1:]:
         traceback.print_exception(error)
     _fail(

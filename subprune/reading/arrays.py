@@ -49,6 +49,10 @@ def read_arrays(path: Path, n: int | None, seed: int = 0) -> dict[str, Tensor]:
             arrays = readers[path.suffix](path, rows)
     except DataError:
         raise
+    except PermissionError as error:
+        raise DataError(
+            f"{path} may not be read by this user; change its permissions, or copy it"
+        ) from error
     except Exception as error:  # the readers below raise all sorts of things on damaged files
         text = str(error).strip().split("\n")[0][:200]
         if "Python objects" in text:
