@@ -102,6 +102,11 @@ def llama7b(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]
     goal = {"keep": 0.8, "only": "*.mlp", "fit": "ridge", "ridge": 1e-2, "folds": 1, "drift": False}
     name = f"LLaMA-7B{'' if part == 1 else f' of 1/{part} the width'}, {blocks} of {BLOCKS} blocks"
     name += f", bfloat16, MLPs, {options.inputs} x {options.length} tokens"
+    if options.selector is not None:
+        kept = round(0.8 * (11008 // part))
+        goal |= {"keep": None, "budgets": {f"model.layers.{i}.mlp": kept for i in range(blocks)}}
+        goal["selector"] = options.selector
+        name += f", units by {options.selector}"
     if shelf.is_large(model.parameters()):
         name += ", new weights in files"
     return model, [{"input_ids": part} for part in rows.split(1)], goal, name
@@ -184,6 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--llama7b", type=int, metavar="BLOCKS", help="of random weights")
     parser.add_argument("--width", type=int, default=1, help="what its widths are divided by")
+    parser.add_argument("--selector", help="of the LLaMA-7B row: as many units of each MLP, by it")
     parser.add_argument("--in-files", action="store_true", help="new weights, of any model")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--version", default=subprune.__version__, help="for the record")
