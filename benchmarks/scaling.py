@@ -13,7 +13,7 @@ from workloads import QUICK, RESIDUAL, Place, synthetic
 
 import subprune
 from subprune.select.greedy import greedy
-from subprune.statistics.accumulation import ConsumerStatistics
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import ColumnMap
 from subprune.statistics.patches import Convolution
 from subprune.statistics.shifts import shifted_products

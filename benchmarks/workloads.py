@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import subprune
 from subprune.data.batches import batches
 from subprune.select.greedy import greedy
-from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import column_map
 from subprune.statistics.patches import conv_rows
 from subprune.statistics.place import Place as Stand

@@ -21,8 +21,8 @@ from subprune.errors import OptionError
 from subprune.program.precision import SINGLE
 from subprune.program.program import model_tensors
 from subprune.program.record import as_inputs, record
-from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import ColumnMap
 from subprune.statistics.metric import measure_metric
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
 from subprune.select.greedy import greedy
-from subprune.statistics.accumulation import Accumulator, ConsumerStatistics
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import ColumnMap
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.patches import Convolution, conv_rows, patches

@@ -26,8 +26,8 @@ from subprune.program.layout import Layout, counted
 from subprune.program.record import record
 from subprune.result import Result
 from subprune.statistics import metric
-from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.calibration import Calibration
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import ColumnMap
 from subprune.statistics.patches import Convolution, random_rows
 

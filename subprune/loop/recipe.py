@@ -68,5 +68,5 @@ class Recipe:
         """
         where = self.target.landed if landed is None else landed
         patches, rows = self.target.patches, self.target.rows
-        target = Layer(patches=patches, rows=rows, clip=clip, landed=where)
+        target = Layer(patches=patches, rows=rows, clip=clip, landed=where, apart=False)
         return replace(self, target=target, selector=self.selector.whole(), fit=self.fit.plain())

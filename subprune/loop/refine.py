@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from subprune.program.precision import SINGLE, single
-from subprune.statistics.accumulation import ConsumerStatistics
 from subprune.statistics.arrival import factors, felt, felt_scale
+from subprune.statistics.collectors import ConsumerStatistics
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight, stored_weight
 

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
+from subprune.program.onednn import linear, usable
 from subprune.program.ops import argument, belongs, kind_of
 from subprune.program.precision import widened
 
@@ -205,7 +206,8 @@ class Program:
 
         folds: Folds = {} if fuse is None else fuse
         # Inside a chain no value is made, so none can be kept, and no gradient goes back through it.
-        fused = self.chains if fuse is not None and keep is None and not grad else {}
+        quick = fuse is not None and keep is None and not grad
+        fused = self.chains if quick else {}
         done: set[int] = set()
         with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
@@ -227,7 +229,7 @@ class Program:
                 if wide is not None:
                     args, kwargs = _widened(op, args, kwargs, wide)
                 special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
+                result = special(op, args, kwargs) if special else _execute(op, args, kwargs, quick)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
@@ -294,12 +296,14 @@ class Program:
         return value.constant if value.constant is not None else env[vid]
 
 
-def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], quick: bool = False) -> Any:
     """Run the operation; a view may become a copy, since real tensors can lie in memory in another
-    order.
+    order. quick: whether it may be one that is equal up to rounding.
     """
     if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
+    if quick and op.name == "aten.linear.default" and not kwargs and usable(*args[:2]):
+        return linear(*args)
     return op.func(*args, **kwargs)
 
 

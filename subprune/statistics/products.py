@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from subprune.statistics.arrival import felt_scale
@@ -21,6 +21,8 @@ class Sequential(Target):
 
     name: ClassVar[str] = "sequential"
     landed: bool = False
+    # Whether the sums of every fold are kept apart, for fits that are judged on them.
+    apart: bool = field(default=True, repr=False)
 
     def gather(self, place: Place) -> Gathered:
         """No consumer is computed twice: the last only has its input looked at."""
@@ -43,7 +45,7 @@ class Sequential(Target):
                 c.use.op: felt_scale(c.landing, place.current.tensors, place.metric)
                 for c in place.group.reweightable
             }
-        return as_gathered(place, collectors, own_weights=True, scales=scales)
+        return as_gathered(place, collectors, own_weights=True, scales=scales, apart=self.apart)
 
 
 @dataclass(frozen=True)

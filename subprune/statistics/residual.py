@@ -12,13 +12,13 @@ from torch import Tensor
 
 from subprune.program.precision import single
 from subprune.program.shelf import rest
-from subprune.statistics.accumulation import summed
 from subprune.statistics.arrival import factors, felt, felt_scale, offset, spread
+from subprune.statistics.collectors import summed
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.target import Target, as_gathered, in_order, side_by_side
 
 if TYPE_CHECKING:
-    from subprune.statistics.accumulation import ConsumerStatistics
+    from subprune.statistics.collectors import ConsumerStatistics
     from subprune.statistics.place import Gathered, Place
     from subprune.statistics.runs import Run
     from subprune.statistics.spots import Spots

@@ -318,6 +318,22 @@ class ShiftSums:
 
         parallel.each(add, range(len(self.plan.taps)), _worthwhile(pixels, self.outputs))
 
+    def absorb(self, other: ShiftSums) -> None:
+        """Add the sums of another, of inputs of the same size, which is used up."""
+        self._multiply_waiting()
+        other._multiply_waiting()
+        self.rows, self.dtype = self.rows + other.rows, other.dtype
+        for key in list(other._products):
+            products = other._products.pop(key)
+            if key in self._products:
+                self._products[key] += products
+            else:
+                self._products[key] = products
+        if other._cross is not None:
+            self._cross = other._cross if self._cross is None else self._cross + other._cross
+        if other._sums is not None:
+            self._sums = other._sums if self._sums is None else self._sums + other._sums
+
     def result(self) -> Products:
         """Everything so far; columns channel by channel."""
         self._multiply_waiting()

@@ -104,10 +104,10 @@ class Statistics:
         A column that is constant but for rounding becomes zero.
         """
         mean = self.sums / self.rows
-        gram = self.gram - torch.outer(self.sums, mean)
+        gram = torch.addr(self.gram, self.sums, mean, alpha=-1)
         noise = self.tolerance * self.gram.diagonal()
         flat = gram.diagonal() <= noise
-        cross = self.cross - torch.outer(mean, self.target_sums)
+        cross = torch.addr(self.cross, mean, self.target_sums, alpha=-1)
         energy = max(0.0, self.energy - float(self.target_sums.square().sum()) / self.rows)
         zero = torch.zeros_like
         centred = replace(

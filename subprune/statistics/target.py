@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from subprune.statistics.accumulation import ConsumerStatistics, summed
+from subprune.statistics.collectors import ConsumerStatistics, summed
 from subprune.statistics.columns import column_map
 from subprune.statistics.consumers import consumer_weight
 from subprune.statistics.folds import FoldedStatistics
@@ -173,18 +173,20 @@ def as_gathered(
     scales: Mapping[int, Tensor | None] | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     aims: Mapping[int, Sequence[Tensor]] | None = None,
+    apart: bool = True,
 ) -> Gathered:
     """What the collectors saw.
 
     scales: by operation, what the targets of its outputs are multiplied by; None: by nothing.
     tensors: whose bias the target goes with; None: those of the model that gives the target.
+    apart: whether folds stay apart.
     """
     blocks: list[FoldedStatistics] = []
     for consumer in place.group.reweightable:
         op = consumer.use.op
         weight = consumer_weight(consumer, place.current.tensors) if own_weights else None
         scale = None if scales is None else scales[op]
-        parts = summed(collectors[op], place.current.ranks)
+        parts = summed(collectors[op], place.current.ranks, apart)
         if place.inputs is not None:
             parts = _shared(place.inputs, consumer, place.current, parts)
         mapping, removed = collectors[op][0].consumer, place.removed.get(op)
