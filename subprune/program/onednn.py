@@ -58,7 +58,7 @@ def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    shape: tuple[Sequence[int], Sequence[int], Sequence[int], int],
+    shape: tuple[Sequence[int] | str, Sequence[int], Sequence[int], int],
     *,
     other: Tensor | None = None,
     relu: bool = False,
