@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subprune.errors import DataError, OptionError
+from subprune.program.ranks import ALONE
 from subprune.select.greedy import greedy
 from subprune.statistics.accumulation import Accumulator
-from subprune.statistics.collectors import ConsumerStatistics
+from subprune.statistics.collectors import ConsumerStatistics, summed
 from subprune.statistics.columns import ColumnMap
 from subprune.statistics.folds import FoldedStatistics
 from subprune.statistics.patches import Convolution, conv_rows, patches
-from subprune.statistics.shifts import can_shift, shifted_products
+from subprune.statistics.shifts import ShiftSums, can_shift, shifted_products
 from subprune.statistics.statistics import Statistics, unit_count
 
 
@@ -473,3 +474,47 @@ def test_greedy_on_centred_statistics_has_a_constant_for_free(seed: int) -> None
         assert float(found.errors[step + 1]) == pytest.approx(left[kept[-1]] / total, abs=1e-9)
     assert list(found.order) == kept
     assert found.energy == pytest.approx(total)
+
+
+@pytest.mark.parametrize("gram", [True, False])
+def test_images_that_wait_count_as_if_they_came_at_once(gram: bool) -> None:
+    conv = Convolution.make((3, 3), padding=1)
+    x, y = normal(0, 9, 5, 6, 7), normal(1, 9, 4, 6, 7)
+    whole, few = (ShiftSums(conv, (6, 7), 5, 4, gram) for _ in range(2))
+    totals = whole.update(x, y)
+    parts = [few.update(a, b) for a, b in zip(x.split(2), y.split(2), strict=True)]
+    assert few.rows == whole.rows
+    torch.testing.assert_close(few.result().tensors(), whole.result().tensors())
+    for name in ("sums", "targets"):
+        torch.testing.assert_close(sum(getattr(p, name) for p in parts), getattr(totals, name))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_collector_absorbs_others(kernel: int) -> None:
+    units = torch.arange(5)
+    mapping = ColumnMap(units, 4, Convolution.make((kernel, kernel), padding=kernel // 2), "conv")
+    x, y = normal(0, 12, 5, 6, 7), normal(1, 12, 4, 6, 7)
+    folds = [ConsumerStatistics(mapping, symmetric=False) for _ in range(3)]
+    for fold, a, b in zip(folds, x.split(4), y.split(4), strict=True):
+        fold.update(a, b)
+    whole = ConsumerStatistics(mapping, symmetric=False)
+    whole.update(x, y)
+    ((together,),) = summed(folds, ALONE, apart=False)
+    same(together.result(), whole.result()[0], 1e-12)
+
+
+def test_folds_of_some_columns_are_those_of_all_cut_down() -> None:
+    units, gone = torch.tensor([0, 0, 1, 2, -1]), torch.tensor([False, True, False, False, False])
+    parts = [Accumulator(5, 3, units) for _ in range(3)]
+    for i, part in enumerate(parts):
+        part.update(normal(i, 20, 5), normal(9 + i, 20, 3))
+    columns = torch.tensor([1, 2, 4])
+    for weight, made in ((None, parts), (normal(7, 5, 3), parts)):
+        folded = FoldedStatistics(made, weight, gone)
+        some = folded.part(columns)
+        for fold in range(3):
+            for cut, every in (
+                (some.without(fold), folded.without(fold)),
+                (some.only(fold), folded.only(fold)),
+            ):
+                same(cut, every.part(columns), 0.0)
