@@ -36,8 +36,8 @@ OPENING = """# The arena: rivals on the same network, images and goal
 
 Made by `experiments/arena/page.py` from the rows in `experiments/results/arena/`, which hold the
 machine, the seed and the commit of each. No row is fine-tuned with labels; those that train at all
-stand apart, with the minutes they had. ± is one standard error of the share of test images.
-Seconds are those of the work itself on the machine of the row, CPU seconds count all threads; where
+stand apart, with the minutes of the processor that they had. ± is one standard error of the share
+of test images. Seconds are those of the work itself on the machine of the row, CPU seconds count all threads; where
 other work shares the machine, CPU seconds are the ones to compare. Latency is that of one input,
 the dense model's calls alternating with the smaller one's; memory is what the work took beyond the
 model and the images.
@@ -233,7 +233,8 @@ def detector() -> list[str]:
         "",
         "Rows of `experiments/detector/run.py`: calibrated on photographs of COCO's train2017, judged "
         "on others of val2017. Boxes kept: of the dense model's boxes (score above 0.25), those that "
-        "the smaller one finds too, and of its own, those that the dense one has.",
+        "the smaller one finds too, and of its own, those that the dense one has. Scores fall with "
+        "what is cut, so that a box is lost at a fixed score before it is lost to mAP.",
         "",
         "| method | FLOPs | parameters | boxes kept | of its own | mAP₅₀ dense | mAP₅₀ | images | side "
         "| CPU seconds |",

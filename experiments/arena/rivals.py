@@ -91,7 +91,8 @@ def recovered(**options: Any) -> Entrant:
         result = _pruned(model, material, goal, seed, options)
         minutes = float(limits["minutes"])
         images = material.calibration.inputs()
-        result = subprune.recover(result, images, minutes=minutes, seed=seed, progress=False)
+        how = {"clock": "processor", "seed": seed, "progress": False}
+        result = subprune.recover(result, images, minutes=minutes, **how)
         return Outcome(result.model, f"{minutes:g} min: {result.recovery}")
 
     return enter
@@ -261,7 +262,7 @@ def mimicking(rate: float = 0.02) -> Entrant:
     Replacing"): filters of small norm go, what is left learns to give the features that the dense
     model's last layer reads, and that layer stays as it is.
 
-    The file's minutes are those of `recover`; SGD with momentum and a rate that falls to zero as a
+    The file's minutes, of the processor, are those of `recover`; SGD with momentum and a rate that falls to zero as a
     cosine, BatchNorm in training mode, images mirrored at random and moved by up to an eighth.
     """
 
@@ -298,11 +299,11 @@ def _mimic(
     images = material.calibration.inputs()
     trained = [p for n, p in small.named_parameters() if not n.startswith(_last(small)[0])]
     optimiser = torch.optim.SGD(trained, rate, momentum=0.9, weight_decay=1e-4)
-    until, steps = time.perf_counter() + 60 * minutes, 0
+    begun, steps = time.process_time(), 0
     small.train()
     while True:
         for rows in torch.randperm(len(images), generator=generator).split(64):
-            by_time = 1 - (until - time.perf_counter()) / (60 * minutes)
+            by_time = (time.process_time() - begun) / (60 * minutes)
             share = by_time if most is None else steps / most
             if share >= 1:
                 small.eval()
