@@ -25,6 +25,7 @@ from subprune.cutting.roles import Roles
 from subprune.cutting.twin import model_outputs
 from subprune.data.batches import Taken, batches, take
 from subprune.errors import BudgetError, DataError, StructureError
+from subprune.loop.walk import walk
 from subprune.messages import Message, joined
 from subprune.options.checks import check_divisible
 from subprune.program.record import not_taken
@@ -188,6 +189,7 @@ def make_ready(
         ties=Ties(tried.roles.sets, tried.roles.numbers),
         verification=verification,
         cache=None if options.cache is None else Path(options.cache),
+        walk=walk,
         tick=lambda group: tick(f"curve of {group.name}"),
         say=tick,
         memory=memory,

@@ -20,8 +20,7 @@ from subprune.budget.cache import Cache
 from subprune.budget.demand import Allocator, Demand
 from subprune.data.tokens import IGNORED
 from subprune.errors import DataError
-from subprune.loop.looks import looks
-from subprune.loop.walk import alone
+from subprune.loop.looks import alone, looks
 from subprune.measure.answers import Reading, answered, read_program
 from subprune.messages import Message
 from subprune.statistics.runs import Passage, Run

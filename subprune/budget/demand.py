@@ -16,6 +16,7 @@ from subprune.budget.ties import Ties
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
     from subprune.loop.visits import Tick
+    from subprune.loop.walk import Walk
     from subprune.select.selector import Setting
     from subprune.statistics.calibration import Calibration
     from subprune.structure.cost import CostModel
@@ -68,6 +69,8 @@ class Demand:
     ties: Ties = field(default_factory=Ties)  # groups that keep the same number of units
     verification: Calibration | None = None  # None: the calibration data
     cache: Path | None = None  # folder for accuracy curves
+    # Prunes with given budgets, for allocators that try some.
+    walk: Callable[[Setting, Recipe, Counts], Walk] | None = None
     tick: Tick = lambda group: None
     say: Callable[[str], None] = lambda text: None  # a step that is about no single group begins
     memory: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -22,7 +22,6 @@ from subprune.data.division import folded
 from subprune.errors import OptionError
 from subprune.keywords import must_be
 from subprune.loop.looks import curves
-from subprune.loop.walk import walk
 from subprune.measure.answers import answered, read_program
 
 if TYPE_CHECKING:
@@ -118,7 +117,8 @@ class _WalkTrial:
     def apart(self, demand: Demand, counts: Counts) -> Tensor:
         """By judged input: how far the answers with these budgets are from the dense model's."""
         self.number += 1
-        way = walk(self.setting, self.recipe, demand.ties.spread(counts))
+        assert demand.walk is not None
+        way = demand.walk(self.setting, self.recipe, demand.ties.spread(counts))
         run = self.judged.start()
         run.tensors, run.override = way.tensors, way.override
         apart = divergences(self.judged, self.wanted, run.answers(lambda output: output))

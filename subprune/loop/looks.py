@@ -1,4 +1,4 @@
-"""One look at all groups of the dense model, in one forward pass."""
+"""One look at all groups of the dense model, in one forward pass; and what a group by itself does."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
-from subprune.loop.tour import Tour
+from subprune.fit.fit import Work
+from subprune.loop.tour import Tour, switched_off
 from subprune.loop.visits import Tick, Visit, visits
 from subprune.messages import Message
 from subprune.select.greedy import follow
 
 if TYPE_CHECKING:
+    from subprune.fit.fit import Fit, Tensors
     from subprune.loop.recipe import Recipe
+    from subprune.program.program import Override, Program
     from subprune.select.keep_order import KeepOrder
     from subprune.select.selector import Setting
     from subprune.structure.groups import Group
 
-__all__ = ["comparable_scores", "curves", "looks"]
+__all__ = ["alone", "comparable_scores", "curves", "looks", "work_of"]
 
 
 def looks(
@@ -83,3 +87,25 @@ def comparable_scores(
             raise without
         scores[visit.group.name] = visit.ranking.scores
     return scores
+
+
+def work_of(visit: Visit, kept: tuple[int, ...]) -> Work:
+    """The layers that read the units that stay."""
+    scale = visit.ranking.scale
+    return Work(
+        group=visit.group,
+        kept=kept,
+        gathered=visit.gathered,
+        scale=None if scale is None else scale(len(kept)),
+    )
+
+
+def alone(
+    visit: Visit, k: int, fit: Fit, tensors: Tensors, program: Program
+) -> tuple[Tensors, dict[int, Override]]:
+    """The dense model with only this group pruned, to k units: its tensors and overrides."""
+    kept = visit.group.choice(visit.ranking.order, k)
+    new = dict(tensors)
+    fit.apply(work_of(visit, kept), [new])
+    (pruned,) = switched_off(visit.group, kept, [new])
+    return pruned, overrides(program, [(visit.group, keep_mask(visit.group, kept))])

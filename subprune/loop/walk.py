@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from subprune.cutting.masking import keep_mask, overrides
 from subprune.errors import OptionError
 from subprune.fit.fit import Figures, Fit, Tensors, Work, error_before
 from subprune.loop.journal import Log
+from subprune.loop.looks import work_of
 from subprune.loop.narrow import narrow
 from subprune.loop.refine import constant_of, makers, refine
 from subprune.loop.tour import Tour, switched_off
@@ -23,7 +23,7 @@ from subprune.structure.groups import in_order
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
-    from subprune.program.program import Override, Program
+    from subprune.program.program import Override
     from subprune.select.selector import Setting
     from subprune.statistics.calibration import Calibration
     from subprune.statistics.place import Place
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from subprune.statistics.target import Target
     from subprune.structure.groups import Group
 
-__all__ = ["Walk", "alone", "walk"]
+__all__ = ["Walk", "walk"]
 
 
 _WIDE = 1024  # columns
@@ -145,7 +145,7 @@ def _decide(tour: Tour, visit: Visit, recipe: Recipe, k: int) -> tuple[GroupPlan
         )
     kept = group.choice(order, k)
     before = {slot.tensor: tuple(tour.dense.tensors[slot.tensor].shape) for slot in group.slots}
-    work = _work(visit, kept)
+    work = work_of(visit, kept)
     unfitted = tour.models
     models, figures = _in_rounds(work, recipe.fit, recipe.target, visit.place, unfitted)
     tour.apply(group, kept, models, visit.start)
@@ -196,17 +196,6 @@ def _refitted(
     trail = () if gathered.passed is None else tuple(gathered.passed.trail)
     log.note("layer", place.group.name, models, new, {**asdict(figures), _TRAIL: trail})
     return new, figures, gathered.passed
-
-
-def _work(visit: Visit, kept: tuple[int, ...]) -> Work:
-    """The layers that read the units that stay."""
-    scale = visit.ranking.scale
-    return Work(
-        group=visit.group,
-        kept=kept,
-        gathered=visit.gathered,
-        scale=None if scale is None else scale(len(kept)),
-    )
 
 
 def _in_rounds(
@@ -325,14 +314,3 @@ def _at_readers(start: Run, tensors: Tensors, group: Group) -> Run:
     run.tensors = tensors
     run.advance(min(c.use.op for c in group.consumers))
     return run
-
-
-def alone(
-    visit: Visit, k: int, fit: Fit, tensors: Tensors, program: Program
-) -> tuple[Tensors, dict[int, Override]]:
-    """The dense model with only this group pruned, to k units: its tensors and overrides."""
-    kept = visit.group.choice(visit.ranking.order, k)
-    new = dict(tensors)
-    fit.apply(_work(visit, kept), [new])
-    (pruned,) = switched_off(visit.group, kept, [new])
-    return pruned, overrides(program, [(visit.group, keep_mask(visit.group, kept))])

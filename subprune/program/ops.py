@@ -379,6 +379,7 @@ FAMILIES: dict[str, frozenset[str]] = {
     "scaling": frozenset({"mul", "div"}),
     "sum": frozenset({"sum"}),
     "relu": frozenset({"relu"}),
+    "linear layer": frozenset({"linear"}),
     "concatenation": frozenset({"cat"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),

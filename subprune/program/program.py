@@ -302,8 +302,10 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], quick: bool 
     """
     if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
-    if quick and op.name == "aten.linear.default" and not kwargs and usable(*args[:2]):
-        return linear(*args)
+    if quick and belongs(op, "linear layer"):
+        x, weight, bias = (argument(op, n, args, kwargs) for n in ("input", "weight", "bias"))
+        if usable(x, weight):
+            return linear(x, weight, bias)
     return op.func(*args, **kwargs)
 
 
