@@ -299,8 +299,10 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], quick: bool 
     """
     if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
-    if quick and op.name == "aten.linear.default" and not kwargs and usable(*args[:2]):
-        return linear(*args)
+    if quick and op.name == "aten.linear.default" and not kwargs:
+        x, weight = args[:2]
+        if x.ndim > 1 and usable(x, weight):
+            return linear(*args)
     return op.func(*args, **kwargs)
 
 
