@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.fit.affine import Affine
+from subprune.fit.cross_fit import STRENGTHS, cross_fit
 from subprune.fit.fits import FITS
+from subprune.statistics.accumulation import Accumulator
+from subprune.statistics.folds import FoldedStatistics
 
 QUIET: dict[str, Any] = {"progress": False, "time_calls": False}
 
@@ -188,3 +192,29 @@ def test_growth_is_that_of_the_layers_that_had_weights(silent: int) -> None:
     torch.manual_seed(0)
     result = subprune.prune(Two(), torch.randn(80, 6), keep=0.5, **QUIET)
     assert 0.1 < result.plan.groups[0].growth < 10
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_fit_that_is_not_measured_has_the_same_weights(intercept: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    units, old = torch.arange(9), normal(9, 4)
+    parts = [Accumulator(9, 4, units) for _ in range(4)]
+    for part in parts:
+        rows = normal(30, 9)
+        part.update(rows, rows @ old + 0.1 * normal(30, 4))
+    folded, kept = FoldedStatistics(parts), (0, 2, 3, 7)
+    fit, plain = (
+        cross_fit(folded, folded.whole(), kept, old, STRENGTHS, intercept, measured=measured)
+        for measured in (True, False)
+    )
+    assert plain.ridge == fit.ridge
+    torch.testing.assert_close(plain.weight, fit.weight)
+    torch.testing.assert_close(plain.versions, fit.versions)
+    assert fit.error > 0
+    assert fit.held_out > fit.error
+    assert math.isnan(plain.error)
+    assert math.isnan(plain.held_out)

@@ -304,7 +304,7 @@ def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], quick: bool 
         return torch.ops.aten.reshape.default(*args, **kwargs)
     if quick and belongs(op, "linear layer"):
         x, weight, bias = (argument(op, n, args, kwargs) for n in ("input", "weight", "bias"))
-        if usable(x, weight):
+        if x.ndim > 1 and usable(x, weight):
             return linear(x, weight, bias)
     return op.func(*args, **kwargs)
 
