@@ -38,7 +38,8 @@ def test_correlations_shrink_by_one_share_and_energies_stay() -> None:
     shares = found.gram[off] / stats.gram[off]
     torch.testing.assert_close(shares, shares[:1].expand_as(shares))
     assert 0 <= float(shares[0]) < 1
-    assert not bool(found.gram[-1].any()) and not bool(found.cross[-1].any())
+    assert not bool(found.gram[-1].any())
+    assert not bool(found.cross[-1].any())
     # The same weights make the target, but for the small ridge they are found with.
     torch.testing.assert_close(found.cross, found.gram @ weight, rtol=1e-2, atol=1e-1)
     explained = float((weight * (found.gram @ weight)).sum())

@@ -49,7 +49,7 @@ class Greedy(Selector):
         """The keep order with its error curve."""
         statistics = view.statistics
         if self.shrink:
-            statistics = [shrunk(s) for s in statistics]
+            statistics = tuple(shrunk(s) for s in statistics)
         if self.epsilon is None:
             curve = greedy(statistics, view.n_units)
         else:

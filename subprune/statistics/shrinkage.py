@@ -9,10 +9,12 @@ shrinkage of Chen, Wiesel, Eldar and Hero (2010); what each column has of energy
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from subprune.statistics.statistics import Statistics
+if TYPE_CHECKING:
+    from subprune.statistics.statistics import Statistics
 
 __all__ = ["shrunk"]
 
