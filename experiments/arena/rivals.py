@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import subprune
 from subprune.data.batches import batches
 from subprune.measure.measurements import count_flops, count_parameters
+from subprune.select.input_change import Greedy
 from subprune.statistics.batchnorm import recalibrate
 
 __all__ = ["ENTRANTS", "Entrant", "Goal", "Outcome"]
@@ -361,6 +362,7 @@ PRESETS: dict[str, Entrant] = {
     "subprune": preset(),
     "subprune, BatchNorm re-estimated": preset(batchnorm="sequential"),
     "subprune, refined": preset(refine=4),
+    "subprune, correlations shrunk": preset(selector=Greedy(shrink=True)),
     "subprune, recovered": recovered(),
     "paper's method": preset(method="asym-in-change", ridge=0, allocate="knapsack"),
     "paper's method, BatchNorm re-estimated": preset(

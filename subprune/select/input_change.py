@@ -9,6 +9,7 @@ from subprune.errors import OptionError
 from subprune.keywords import must_be
 from subprune.select.greedy import greedy, stochastic_greedy
 from subprune.select.selector import Ranking, Selector, View
+from subprune.statistics.shrinkage import shrunk
 
 __all__ = ["Greedy"]
 
@@ -20,6 +21,9 @@ class Greedy(Selector):
     name: ClassVar[str] = "greedy"
     # between 0 and 1: stochastic greedy, which looks at ⌈n/k·log(1/ε)⌉ units at every step
     epsilon: float | None = None
+    # Whether correlations are shrunk where a layer has few rows for its columns, so that they do
+    # not seem to stand in for each other; decides the budgets of such a layer, too.
+    shrink: bool = False
 
     def __post_init__(self) -> None:
         epsilon = self.epsilon
@@ -34,8 +38,8 @@ class Greedy(Selector):
 
     @property
     def bounded(self) -> bool:
-        """The paper's theorems are about plain greedy."""
-        return self.epsilon is None
+        """The paper's theorems are about plain greedy, on what was seen."""
+        return self.epsilon is None and not self.shrink
 
     def whole(self) -> Greedy:
         """Plain greedy, whose order serves every budget."""
@@ -43,11 +47,12 @@ class Greedy(Selector):
 
     def rank(self, view: View) -> Ranking:
         """The keep order with its error curve."""
+        statistics = view.statistics
+        if self.shrink:
+            statistics = tuple(shrunk(s) for s in statistics)
         if self.epsilon is None:
-            curve = greedy(view.statistics, view.n_units)
+            curve = greedy(statistics, view.n_units)
         else:
             k = view.k or view.n_units
-            curve = stochastic_greedy(
-                view.statistics, view.n_units, k, self.epsilon, view.generator
-            )
+            curve = stochastic_greedy(statistics, view.n_units, k, self.epsilon, view.generator)
         return Ranking(curve.order, curve=curve)
