@@ -118,7 +118,6 @@ TABLE: dict[str, Variant] = {
     "refine": variant(refine=4),
     "refine, mirror images": Recovered(),
     "refine, mirror images, recover": Recovered(minutes=10),
-    "refine, mirror images, recover by probabilities": Recovered(10, "probabilities"),
     "the same, 4,096 images, 30 minutes": Recovered(minutes=30),
 }
 MORE = {"the same, 4,096 images, 30 minutes": 4096}  # where it is not 512 images
