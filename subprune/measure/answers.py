@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subprune.data.tokens import IGNORED, masks
 from subprune.program.layout import counted
-from subprune.program.ops import activation, argument, belongs, moved, product
+from subprune.program.ops import activation, argument, belongs, joined, moved, product
 from subprune.program.program import Op, Program, Ref, Value, flat_tensors
 
 if TYPE_CHECKING:
@@ -219,19 +219,12 @@ def _origin(program: Program) -> _Origin:
 def _forward(output: int, steps: Iterable[tuple[Op, Value, Value]]) -> _Origin:
     dim: int | None = output
     for op, read, made in steps:
-        if dim is not None and _joins(op, len(read.shape), dim):
+        # What several layers gave, side by side in the dimension of the classes, is not one choice:
+        # a detector's distances beside scores.
+        if dim is not None and joined(op, len(read.shape)) == dim:
             return _NUMBERS
         dim = None if dim is None else moved(op, read.shape, made.shape, dim)
     return _Origin(dim)
-
-
-def _joins(op: Op, rank: int, dim: int) -> bool:
-    """Whether what several layers gave is put side by side in the dimension of the classes: then
-    nothing says that it is one choice, as in a detector's distances beside scores.
-    """
-    if not belongs(op, "concatenation") or len(set(op.inputs)) < 2:
-        return False
-    return bool(argument(op, "dim") % rank == dim)
 
 
 def _is_norm(scale: Value, read: Value, makers: dict[int, Op], program: Program) -> bool:

@@ -39,6 +39,7 @@ __all__ = [
     "activation",
     "argument",
     "belongs",
+    "joined",
     "kind_of",
     "lengths",
     "moved",
@@ -380,7 +381,6 @@ FAMILIES: dict[str, frozenset[str]] = {
     "sum": frozenset({"sum"}),
     "relu": frozenset({"relu"}),
     "linear layer": frozenset({"linear"}),
-    "concatenation": frozenset({"cat"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),
     # What reads a table of positions: rows of it are added, concatenated with others or picked.
@@ -410,6 +410,14 @@ def belongs(op: Op, family: str) -> bool:
     return op.kind in FAMILIES[family]
 
 
+def joined(op: Op, rank: int) -> int | None:
+    """Along which dimension values of this rank are put side by side, if several are."""
+    if op.kind != "cat" or len(set(op.inputs)) < 2:
+        return None
+    along: int = argument(op, "dim") % rank
+    return along
+
+
 def moved(op: Op, old: Sequence[int], new: Sequence[int], dim: int) -> int | None:
     """Where a dimension of the value read (shape `old`) is in the value made (shape `new`).
 
@@ -435,7 +443,7 @@ def moved(op: Op, old: Sequence[int], new: Sequence[int], dim: int) -> int | Non
     if op.kind == "select":
         picked = argument(op, "dim") % rank
         return None if picked == dim else dim - (picked < dim)
-    if op.kind == "cat" and len(new) == rank:
-        return dim if argument(op, "dim") % rank != dim else None
+    if op.kind == "cat":
+        return None if joined(op, rank) == dim else dim
     resized = op.kind.startswith(_RESIZING) and len(new) == rank and new[dim] == old[dim]
     return dim if resized or tuple(new) == tuple(old) else None
