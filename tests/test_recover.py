@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import subprune
 from subprune.data.batch import Batch
+from subprune.distil import training
 from subprune.distil.augment import Sampler
 from subprune.distil.recover import _JUDGED, _batch_size, _divided
 from subprune.distil.training import _may_rearrange, answer_loss, features
@@ -276,3 +277,21 @@ def test_what_is_matched_follows_from_how_many_answers_an_input_has(pruned: Any)
     many = subprune.recover(small, tokens, **options).recovery
     assert many is not None
     assert many.match == "probabilities"
+
+
+def test_gradients_are_turned_on_images_that_are_augmented_alone(
+    pruned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model, result, x = pruned
+    rules: list[str] = []
+    for kind in (training.Preconditioned, torch.optim.Adam):
+
+        def made(*args: Any, kind: Any = kind, **more: Any) -> Any:
+            rules.append(kind.__name__)
+            return kind(*args, **more)
+
+        place = training if kind is training.Preconditioned else torch.optim
+        monkeypatch.setattr(place, kind.__name__, made)
+    for augment in (True, False):
+        subprune.recover(result, x, steps=2, minutes=5, augment=augment, progress=False)
+    assert rules == ["Preconditioned", "Adam"]

@@ -107,6 +107,7 @@ def recover(
         products=_PRODUCTS[products],
         clock=_CLOCKS[clock],
         match=usual if match is None else match,
+        turned=sampler.augment,
     )
     looks = {"training": course.looks + 1}
     with progress_bar(looks, progress) as tick, _at_rest(teacher, result.model):
