@@ -145,7 +145,7 @@ class Demand:
     def _whole(self) -> str:
         """What is not cut, and why."""
         structure = self.calibration.structure
-        edges = structure.edges.tensors if self.goal.of == "blocks" else ()
+        edges = structure.edges.tensors if self.goal.of == "blocks" else frozenset[str]()
         return in_the_way(self.calibration.model, structure, [g.name for g in self.groups], edges)
 
     def smallest(self) -> Counts:
