@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -238,3 +239,33 @@ def test_only_certain_numbers_are_allowed() -> None:
         steps.append(rounding.next(steps[-1], 12))
     assert steps == [2, 3, 6, 12]
     assert all(a < b for a, b in pairwise(steps))
+
+
+class Recurrent(nn.Module):
+    """Mostly recurrent layers, between layers that can be cut."""
+
+    def __init__(self, recurrent: int) -> None:
+        super().__init__()
+        self.lstms = nn.ModuleList(nn.LSTM(8, 8, batch_first=True) for _ in range(recurrent))
+        self.fc1, self.fc2 = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for lstm in self.lstms:
+            x, _ = lstm(x)
+        return self.fc2(torch.relu(self.fc1(x[:, -1])))
+
+
+def test_a_goal_out_of_reach_names_what_stays_whole() -> None:
+    x = torch.randn(32, 5, 8)
+    why = r"\(recurrent layers are run as a whole\)"
+    problem = subprune.forecast(Recurrent(1), x, compression=4).problem
+    assert re.search(rf"; left whole: lstms\.0 {why}$", problem), problem
+    with pytest.raises(BudgetError, match=rf"lstms\.0, .* {why}, and 2 others$"):
+        subprune.prune(Recurrent(5), x, compression=4)
+
+
+def test_a_goal_out_of_reach_blames_no_layer_that_is_cut() -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    problem = subprune.forecast(model, torch.randn(32, 8), compression=1000).problem
+    assert "cannot be reached" in problem
+    assert "whole" not in problem

@@ -35,12 +35,13 @@ Row = dict[str, str]
 OPENING = """# The arena: rivals on the same network, images and goal
 
 Made by `experiments/arena/page.py` from the rows in `experiments/results/arena/`, which hold the
-machine, the seed and the commit of each. No row is fine-tuned with labels; those that train at all
-stand apart, with the minutes of the processor that they had. ± is one standard error of the share
-of test images. Seconds are those of the work itself on the machine of the row, CPU seconds count all threads; where
-other work shares the machine, CPU seconds are the ones to compare. Latency is that of one input,
-the dense model's calls alternating with the smaller one's; memory is what the work took beyond the
-model and the images.
+machine, the seed and the commit of each. No row is fine-tuned with labels; those that train at all,
+without labels, stand apart, with the minutes of processor time that they were given. ± is one
+standard error of the share of test images. *Agreement* is the share of test images with the dense
+model's answer. Seconds are those of the work itself by the clock, on the machine of the row, CPU
+seconds count all threads; where other work shares the machine, CPU seconds are the ones to compare.
+Latency is that of one input, the dense model's calls alternating with the smaller one's; memory is
+what the work took beyond the model and the images.
 
 """
 

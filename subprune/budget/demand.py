@@ -12,6 +12,7 @@ from subprune.budget.explicit import explicit, fractions, shares
 from subprune.budget.goal import Counts, Goal, Limit, Rounding
 from subprune.budget.space import BudgetSpace
 from subprune.budget.ties import Ties
+from subprune.budget.whole import in_the_way
 
 if TYPE_CHECKING:
     from subprune.loop.recipe import Recipe
@@ -139,7 +140,13 @@ class Demand:
     def check(self) -> None:
         """Refuse a goal that no budget meets, before anything is computed."""
         if self.goal.limits_size:
-            self.limit.check(self.cost, self.smallest(), self.rounding.to)
+            self.limit.check(self.cost, self.smallest(), self.rounding.to, self._whole)
+
+    def _whole(self) -> str:
+        """What is not cut, and why."""
+        structure = self.calibration.structure
+        edges = structure.edges.tensors if self.goal.of == "blocks" else frozenset[str]()
+        return in_the_way(self.calibration.model, structure, [g.name for g in self.groups], edges)
 
     def smallest(self) -> Counts:
         """The smallest number of units of every group."""

@@ -93,14 +93,20 @@ class Limit:
             return False
         return all(limit.fits(cost, counts) for limit in self.others)
 
-    def check(self, cost: CostModel, smallest: Mapping[str, int], round_to: int = 1) -> None:
+    def check(
+        self,
+        cost: CostModel,
+        smallest: Mapping[str, int],
+        round_to: int = 1,
+        whole: Callable[[], str] = str,
+    ) -> None:
         """Refuse a goal that even the smallest number of units per group does not meet, and name
         the nearest that can be.
 
-        round_to: what these numbers are multiples of.
+        round_to: what these numbers are multiples of. whole: says what is not cut, and why.
         """
         for limit in self.others:
-            limit.check(cost, smallest, round_to)
+            limit.check(cost, smallest, round_to, whole)
         least, full = self.size(cost, smallest), self.size(cost, {})
         if least > self.most:
             quantity = "parameters" if self.quantity == "params" else "FLOPs"
@@ -111,7 +117,7 @@ class Limit:
                 Message(
                     "{asked} cannot be reached: it allows {limit:,} {words}, and with the smallest "
                     "width of every group{rounded} {least:,} are left; the nearest feasible ratio is "
-                    "{ratio:.2f}, or {share:.1%} of the {quantity}{hint}",
+                    "{ratio:.2f}, or {share:.1%} of the {quantity}{hint}{whole}",
                     asked=self.asked,
                     limit=self.most // self.inputs,
                     words=words,
@@ -124,6 +130,7 @@ class Limit:
                     share=-(-1000 * least // full) / 1000,
                     quantity=quantity,
                     hint=self._hint(),
+                    whole=whole(),
                 )
             )
 

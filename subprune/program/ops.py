@@ -380,7 +380,6 @@ FAMILIES: dict[str, frozenset[str]] = {
     "scaling": frozenset({"mul", "div"}),
     "sum": frozenset({"sum"}),
     "relu": frozenset({"relu"}),
-    "linear layer": frozenset({"linear"}),
     "repetition": frozenset({"expand"}),
     "look-up": frozenset({"embedding"}),
     # What reads a table of positions: rows of it are added, concatenated with others or picked.

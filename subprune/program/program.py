@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from subprune.errors import StructureError
 from subprune.program.fuse import Chain, Folds, chains
-from subprune.program.onednn import linear, usable
 from subprune.program.ops import argument, belongs, kind_of
 from subprune.program.precision import widened
 
@@ -206,8 +205,7 @@ class Program:
 
         folds: Folds = {} if fuse is None else fuse
         # Inside a chain no value is made, so none can be kept, and no gradient goes back through it.
-        quick = fuse is not None and keep is None and not grad
-        fused = self.chains if quick else {}
+        fused = self.chains if fuse is not None and keep is None and not grad else {}
         done: set[int] = set()
         with torch.set_grad_enabled(grad):
             for op in self.ops[start:stop]:
@@ -229,7 +227,7 @@ class Program:
                 if wide is not None:
                     args, kwargs = _widened(op, args, kwargs, wide)
                 special = override.get(op.index) if override else None
-                result = special(op, args, kwargs) if special else _execute(op, args, kwargs, quick)
+                result = special(op, args, kwargs) if special else _execute(op, args, kwargs)
                 for vid, x in zip(op.outs, flat_tensors(result), strict=True):
                     if self.last_use(vid) > op.index or (keep is not None and keep(vid)):
                         env[vid] = x
@@ -296,16 +294,12 @@ class Program:
         return value.constant if value.constant is not None else env[vid]
 
 
-def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], quick: bool = False) -> Any:
+def _execute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the operation; a view may become a copy, since real tensors can lie in memory in another
-    order. quick: whether it may be one that is equal up to rounding.
+    order.
     """
     if belongs(op, "view"):
         return torch.ops.aten.reshape.default(*args, **kwargs)
-    if quick and belongs(op, "linear layer"):
-        x, weight, bias = (argument(op, n, args, kwargs) for n in ("input", "weight", "bias"))
-        if x.ndim > 1 and usable(x, weight):
-            return linear(x, weight, bias)
     return op.func(*args, **kwargs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from subprune.errors import OptionError
@@ -30,6 +30,12 @@ class Greedy(Selector):
         if epsilon is not None and not (isinstance(epsilon, int | float) and 0 < epsilon < 1):
             allowed = "a number between 0 and 1, for stochastic greedy"
             raise OptionError(must_be("epsilon", allowed, epsilon))
+
+    def __repr__(self) -> str:
+        """The call that makes it again: what is not as usual."""
+        given = {f: getattr(self, f.name) for f in fields(self)}
+        words = [f"{f.name}={value!r}" for f, value in given.items() if value != f.default]
+        return f"{type(self).__name__}({', '.join(words)})"
 
     @property
     def nested(self) -> bool:
