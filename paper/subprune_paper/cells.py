@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -228,7 +228,13 @@ class _UnitLimit(Limit):
     def size(self, cost: CostModel, counts: Any) -> int:
         return sum(counts.values())
 
-    def check(self, cost: CostModel, smallest: Any, round_to: int = 1) -> None:
+    def check(
+        self,
+        cost: CostModel,
+        smallest: Mapping[str, int],
+        round_to: int = 1,
+        whole: Callable[[], str] = str,
+    ) -> None:
         if sum(smallest.values()) > self.most:
             raise BudgetError(
                 f"{self.asked} allows {self.most} units, fewer than one for each of "
